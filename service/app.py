@@ -40,7 +40,7 @@ from service.api.routes import (
     transfer,
     webhooks,
 )
-from service.core.error_catalog import all_errors
+from service.core.errors import all_errors
 from service.observability.metrics import Metrics
 from service.resources import keep_nothing
 from service.settings import Settings

@@ -16,7 +16,7 @@ from kith.errors import UNKNOWN_CODE
 from models.errors import PullError
 from models.pack.catalog import read_catalog
 from service.cli.commands.packs import app as models_app
-from service.core.error_catalog import all_errors
+from service.core.errors import KindError, all_errors
 from service.risk.gallery_risks import THRESHOLD_MOVED
 from service.settings import Settings
 from service.storage.repositories import strangers
@@ -44,6 +44,15 @@ def test_every_setting_and_error_is_described() -> None:
     assert documented["errors.md"] == {error.code for error in all_errors()}
     assert all(error.remedy and error.title for error in all_errors())
     assert documented["errors.md"] >= reference_tables.LOCAL
+
+
+def test_every_code_is_raised_and_every_raised_code_is_described() -> None:
+    text = "".join(path.read_text() for path in sorted((ROOT / "service").rglob("*.py")))
+    of_classes = set(re.findall(r'^    code = "([a-z_]+)"', text, re.MULTILINE))
+    patterns = {error.__name__: error.pattern for error in KindError.__subclasses__()}
+    kinds = re.findall(rf'\b({"|".join(patterns)})\(\s*"([a-z_]+)"', text)
+    raised = {patterns[name].format(kind) for name, kind in kinds} | {"gallery_not_found", "subject_not_found"}
+    assert of_classes | raised == {error.code for error in all_errors()}
 
 
 def test_errors_of_the_client_and_the_command_line() -> None:

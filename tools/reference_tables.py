@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import service.cli.tools.demo  # noqa: F401 - defines an error
-from service.core.error_catalog import all_errors
+from service.core.errors import all_errors
 from service.settings import Settings
 
 DOCS: Final = Path(__file__).parents[1] / "docs"

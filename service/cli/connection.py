@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
 from service.cli.terminal import print_note
-from service.core.errors import DatabaseMissingError
+from service.core.errors import LocalError
 
 if TYPE_CHECKING:
     from kith import Kith, KithClientError
@@ -36,7 +36,7 @@ def connect(options: ServerOptions, missing: Missing = "refuse") -> Iterator[Kit
     creates the database, and one that needs no stored data uses a temporary one.
 
     Raises:
-        DatabaseMissingError: there is no server address and no database.
+        no_database: there is no server address and no database.
         KithClientError: a request failed. ``asked`` in its problem names the server or database that lacks a resource.
             ``gallery_not_found`` also lists similar gallery names.
     """
@@ -64,13 +64,13 @@ def local_settings(must_exist: bool = True) -> Settings:
     """Return the settings of a command that works on the local database and ignores KITH_URL.
 
     Raises:
-        DatabaseMissingError: ``must_exist`` is set and the file is missing. Opening it would create an empty database.
+        no_database: ``must_exist`` is set and the file is missing. Opening it would create an empty database.
     """
     settings = read_settings()
     place, is_missing = place_of(settings)
     ignored = bool(os.environ.get("KITH_URL"))
     if must_exist and is_missing:
-        raise DatabaseMissingError(f"no database at {place}{'; this command ignores KITH_URL' if ignored else ''}")
+        raise LocalError("no_database", f"no database at {place}{'; this command ignores KITH_URL' if ignored else ''}")
     if ignored:
         print_note(f"This command ignores KITH_URL and uses the local database: {place}")
     return settings
@@ -115,7 +115,7 @@ def _server_address(options: ServerOptions, missing: Missing) -> Iterator[tuple[
     place, is_missing = place_of(settings)
     with ExitStack() as stack:
         if is_missing and missing == "refuse":
-            raise DatabaseMissingError(f"KITH_URL is not set, and there is no database at {place}", SERVER_REMEDY)
+            raise LocalError("no_database", f"KITH_URL is not set, and there is no database at {place}", SERVER_REMEDY)
         if is_missing and missing == "temporary":
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             settings = temporary_settings(folder, api_key=key)

@@ -2,25 +2,197 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, NamedTuple
+
+CODES: Final = {
+    "album_group_not_found": "404 The album has no such group, or no such face. List the groups again: they were "
+    "merged, split or enrolled meanwhile.",
+    "album_not_found": "404 The album does not exist. List the albums: they expire after KITH_RETENTION_ALBUMS_DAYS. "
+    "An album whose job failed is deleted.",
+    "album_not_ready": "409 The faces of the album are not grouped yet. Wait until the job with the album's ID has "
+    "succeeded.",
+    "album_outdated": "409 The gallery moved to another recognizer since the album was made. Delete the album, and "
+    "upload the photos again.",
+    "album_too_large": "413 The album has too many photos or faces. Upload the photos in parts.",
+    "archive_invalid": "422 The archive, or a file in it, cannot be read. Send a complete zip (stored or deflated, not "
+    "encrypted), tar, tar.gz or tar.zst.",
+    "archive_too_large": "413 The archive is too large. Send it in parts. docs/settings.md lists the limits.",
+    "audit_unwritten": "503 The audit log cannot be written. Check that the database is writable. The refused "
+    "operation was not performed. See docs/keys.md.",
+    "backup": "500 The backup cannot be used. Nothing was changed.",
+    "client_gone": "499 The client disconnected before the response was ready. No action is needed. Queued work of the "
+    "request was dropped.",
+    "client_too_slow": "408 The request arrived too slowly. Send the whole request at once, with at least 1 kB a "
+    "second.",
+    "clock_stepped": "503 The system clock is unreliable. Retention deletes nothing meanwhile. Correct the clock; if "
+    "it is right now, restart the service.",
+    "crop_not_found": "404 No face crop is stored. Set 'keep_crops' of the gallery to true (kith gallery update "
+    "GALLERY --keep-crops) and enroll again.",
+    "deadline_exceeded": "504 The deadline was exceeded. Try again under lower load, or allow more time with "
+    "X-Request-Timeout-Ms and KITH_DEADLINE_S.",
+    "decoy_enrolled": "409 The photo is enrolled as this subject. Move the template to the right subject, or delete "
+    "it; then the photo is not mistaken any more.",
+    "decoy_not_found": "404 The subject has no such decoy. List the decoys of the subject.",
+    "demo_photos": "500 The demo's photos are not installed. Run 'make demo', which installs them, or install "
+    "scikit-image and (with --no-deps) insightface.",
+    "duplicate_subject": "409 The face belongs to another subject. Enroll it for that subject, or use "
+    "'allow_duplicate' (--allow-duplicate).",
+    "embedding_invalid": "422 The embedding is invalid. Send finite numbers, not all zero, in the dimension that GET "
+    "/v1/models lists.",
+    "events_expired": "410 Events after this Last-Event-ID are no longer stored. Connect without Last-Event-ID, and "
+    "read what was missed from the audit (docs/events.md).",
+    "forbidden": "403 The API key lacks permission. Use a key with the required scope, or ask the operator for one "
+    "(docs/keys.md).",
+    "foreign_file": "422 The file of the other service cannot be converted. See docs/moving-here.md for the supported "
+    "files and how to export them.",
+    "foreign_origin": "403 Cross-origin requests need an API key. Call http://localhost or http://127.0.0.1. For other "
+    "host names, set up API keys, or set KITH_ALLOW_ANONYMOUS=true (docs/keys.md).",
+    "gallery_exists": "409 The gallery already exists. Use it, or choose another name.",
+    "gallery_not_found": "404 The gallery does not exist. List the galleries, or create it: 'kith gallery create', or "
+    "POST /v1/galleries.",
+    "gpu_unavailable": "503 The requested GPU does not run the networks. Follow the detail and restart the service; "
+    "'kith doctor' repeats the check. To run on the CPU, set KITH_DEVICE=cpu.",
+    "idempotency_conflict": "409 The Idempotency-Key belongs to another request. Use a new Idempotency-Key (client: "
+    "idempotency_key) for each new request.",
+    "image_damaged": "422 The photo is damaged or truncated. Send the complete file.",
+    "image_empty": "422 The photo is empty. Send the content of the file.",
+    "image_format": "422 The photo format is not supported. Send JPEG, PNG, WebP, BMP, TIFF, GIF, AVIF or HEIC.",
+    "image_too_large": "413 The photo has too many bytes or pixels. Shrink the photo. docs/settings.md lists the "
+    "limits.",
+    "import_invalid": "422 The file cannot be imported. See docs/galleries.md for the two formats. A repeated import "
+    "skips items that exist already.",
+    "inconsistent_template": "409 The face differs from the subject's other templates. Check the photo, or use "
+    "'allow_inconsistent' (--allow-inconsistent).",
+    "index_unavailable": "503 The search index is unavailable. Try again. Enrolled subjects are searchable again as "
+    "soon as the index responds.",
+    "internal": "500 Internal error. Try again. If it fails again, report it with the request ID.",
+    "invalid_request": "422 The request is invalid. /docs lists the fields, their types and ranges; --help lists the "
+    "options of a command.",
+    "item_invalid": "422 The import item is invalid. Correct the item and send the file again. Items that exist "
+    "already are skipped.",
+    "job_crashed": "500 The job failed with an unexpected error. Start it again; it skips finished items. If it fails "
+    "again, report it with the job ID.",
+    "job_not_found": "404 The job does not exist. List the jobs. Finished jobs are deleted after two weeks.",
+    "job_unrunnable": "500 No server can run the job. Send the archive again. Finished items stay.",
+    "key_ended": "409 The API key is no longer valid. Create a new key.",
+    "key_not_found": "404 The API key does not exist. List the keys: 'kith keys list', or GET /v1/keys.",
+    "liveness_unavailable": "409 No liveness model is available. Serve a pack with tasks.liveness (docs/models.md), or "
+    "set 'liveness' of the gallery to 'off'.",
+    "low_quality": "422 The face quality is too low to enroll. Use a sharper, better lit, more frontal photo, or "
+    "'allow_low_quality' (--allow-low-quality).",
+    "master_key": "500 The master key does not match the stored data. Provide the key that the database was created "
+    "with (KITH_MASTER_KEY_FILE; docs/privacy.md). Without it the galleries are unreadable. 'kith master show' lists "
+    "the available keys; 'kith master rotate' changes the key.",
+    "migration_incomplete": "409 Some templates have no vector of the new recognizer. 'kith gallery migrate GALLERY' "
+    "lists the templates without a crop: enroll them again with keep_crops on. With 'force' (--force), searches do not "
+    "find the remaining templates.",
+    "migration_state": "409 The migration is in another state. Read the state: 'kith gallery migrate GALLERY'. Finish "
+    "or roll back a migration before you start another.",
+    "model_not_served": "404 The pack is not served. List the served packs: 'kith models list', or GET /v1/models. "
+    "KITH_EXTRA_PACKS of the server adds packs.",
+    "no_database": "500 The database does not exist. Run the command in the server's folder, or set KITH_DATA_DIR or "
+    "KITH_DATABASE_URL as on the server. 'kith serve', 'kith keys create' and 'kith restore' create a database.",
+    "no_face": "422 No face was found. Send a photo with an upright, visible and sufficiently large face.",
+    "not_live": "422 The face did not pass the liveness check. Use a photo of the person with room around the face, or "
+    "'allow_not_live' (--allow-not-live).",
+    "overloaded": "503 The service is overloaded. Try again in a moment. The header Retry-After says when.",
+    "readiness_unknown": "503 A dependency of the service did not respond in time. Check the database, and Milvus if "
+    "used, and the network connection to them.",
+    "recognizer_mismatch": "409 The gallery uses another recognizer. Serve the pack whose recognizer made the "
+    "gallery's vectors (KITH_PACK or KITH_EXTRA_PACKS); docs/galleries.md describes how to change it. With embeddings, "
+    "send 'recognizer', and embeddings of the gallery's recognizer.",
+    "request_too_large": "413 The request is too large. Send fewer or smaller photos. docs/settings.md lists the "
+    "limits.",
+    "retention_unconfirmed": "409 A large part of the gallery would be erased. If this is meant, repeat the change "
+    "with the number in the message as confirm.",
+    "risk_uncalibrated": "409 The risk cannot be converted to a threshold. Use a threshold, such as 0.4 (--threshold "
+    "0.4); or calibrate the pack with 'kith models calibrate PACK --photos FOLDER'; or enroll at least 50 people.",
+    "settings": "500 A setting is invalid. Correct the setting. docs/settings.md lists all settings.",
+    "several_faces": "422 The photo shows several faces. Use a photo of one person, or the largest face: face=largest "
+    "(--largest-face).",
+    "storage_busy": "503 The database was locked by other writers for too long. Try again. Nothing of this request was "
+    "stored.",
+    "storage_damaged": "500 The database is damaged. Stop the service, run kith doctor, and restore a backup. Nothing "
+    "of this request was stored.",
+    "storage_full": "507 The disk is full. Free disk space, then try again. Nothing of this request was stored. "
+    "Searches still work.",
+    "storage_unavailable": "503 The database is unavailable. Try again; repeat an enrollment with the same "
+    "Idempotency-Key, so that it is not stored twice.",
+    "stranger_not_found": "404 The gallery remembers no such stranger. List the strangers: they expire, and are "
+    "merged, promoted or forgotten.",
+    "subject_erased": "409 The subject was erased during this request. Enroll again with a request sent after the "
+    "erasure.",
+    "subject_exists": "412 The subject ID is already in use. Choose another ID. To update the existing subject, omit "
+    "'If-None-Match' (client: only_new).",
+    "subject_not_found": "404 The subject does not exist in this gallery. Check the ID, or list the subjects. "
+    "Enrolling a photo creates the subject.",
+    "template_conflict": "409 Another template has this ID. Delete the enrolled template, or omit the template ID of "
+    "this item.",
+    "template_not_found": "404 The subject has no such template. List the templates of the subject.",
+    "too_many_albums": "409 The gallery has too many albums. Delete albums that are no longer needed.",
+    "too_many_decoys": "409 The subject has the most decoys allowed. Delete decoys that are no longer needed. If many "
+    "strangers resemble the subject, enroll better photos or choose a smaller risk.",
+    "too_many_streams": "429 Too many event streams of one key are open. Close a stream that is no longer read, or "
+    "filter the events of one stream.",
+    "too_many_webhooks": "409 The limit of webhooks is reached. Delete a webhook that is no longer used.",
+    "unauthorized": "401 A valid API key is required. Send the key in the header 'Authorization: Bearer KEY' or "
+    "'X-API-Key: KEY'. The client takes api_key, a command --api-key, and both KITH_CLIENT_KEY. 'kith keys create' on "
+    "the server's machine creates a key.",
+    "unsupported_encoding": "415 The content encoding is not supported. Send the body without Content-Encoding, or "
+    "with one that the response lists in Accept-Encoding.",
+    "unsupported_media_type": "415 The content type is not supported. Set the header Content-Type to application/json "
+    "(curl: -H 'Content-Type: application/json'). Routes that take photos also take multipart/form-data with photos as "
+    "files, and one photo with an image/* type.",
+    "url_failed": "422 The photo could not be fetched. Check the URL, or send the photo itself.",
+    "url_refused": "422 Photos from this URL are not allowed. Send the photo itself, or an https URL of a host in "
+    "KITH_URL_HOSTS (docs/rest.md).",
+    "webhook_not_found": "404 The webhook does not exist. List the webhooks.",
+    "webhook_refused": "422 Webhooks to this address are not allowed. Use an address that KITH_WEBHOOK_HOSTS allows "
+    "(docs/events.md).",
+}
+"""Status, title and remedy of each code; the title ends at the first full stop."""
+HEADERS: Final = {
+    "client_too_slow": {"Connection": "close"},  # what else arrives belongs to the body
+    "storage_busy": {"Retry-After": "1"},
+    "unauthorized": {"WWW-Authenticate": 'Bearer realm="kith"'},
+}
+"""Headers of responses with these codes."""
+
+
+class Meaning(NamedTuple):
+    code: str
+    status: int
+    title: str
+    remedy: str
+
+
+def meaning_of(code: str) -> Meaning:
+    status, _, text = CODES[code].partition(" ")
+    title, _, remedy = text.partition(". ")
+    return Meaning(code, int(status), title, remedy)
 
 
 class KithError(Exception):
-    """Base class. ``code`` is stable and listed in docs/errors.md; ``remedy`` says what to do."""
+    """Base class. What is caught or told apart has a class of its own; the rest are kinds of a class.
 
-    status: ClassVar[int] = 500
-    code: ClassVar[str] = "internal"
-    title: ClassVar[str] = "Internal error"
+    ``remedy`` says what to do. ``headers``: those that the response gets besides.
+    """
+
+    code = "internal"
     hides_existence = False
     """True if the error may hide that the resource exists for other keys."""
-    remedy: str = "Try again. If it fails again, report it with the request ID."
 
-    def __init__(self, detail: str, remedy: str | None = None, **extra: Any) -> None:
+    def __init__(
+        self, detail: str, remedy: str | None = None, headers: Mapping[str, str] | None = None, **extra: Any
+    ) -> None:
         super().__init__(detail)
+        _, self.status, self.title, usual = meaning_of(self.code)
         self.detail = detail
+        self.remedy = usual if remedy is None else remedy
+        self.headers = {**HEADERS.get(self.code, {}), **(headers or {})}
         self.extra = extra
-        if remedy is not None:
-            self.remedy = remedy
 
     def document(self) -> dict[str, Any]:
         """Return the RFC 9457 problem document."""
@@ -42,174 +214,98 @@ class KithError(Exception):
         return self.document()
 
 
+class KindError(KithError):
+    """An error of several codes: ``pattern`` with the kind in its place."""
+
+    pattern: ClassVar[str] = "{}"
+
+    def __init__(self, kind: str, detail: str, remedy: str | None = None, **extra: Any) -> None:
+        self.code = self.pattern.format(kind)
+        super().__init__(detail, remedy, **extra)
+
+
+class NotFoundError(KindError):
+    pattern = "{}_not_found"
+
+
+class InvalidDataError(KindError):
+    """Unusable data of an import. Items that were imported before it stay."""
+
+    pattern = "{}_invalid"
+
+
+class JobFailedError(KindError):
+    """Problem of a failed job. No request is answered with it."""
+
+    pattern = "job_{}"
+
+
+class LimitReachedError(KindError):
+    """Too much, too many or too slow."""
+
+
+class RefusedError(KindError):
+    """The service does not take such a request, or what is stored does not allow it."""
+
+
+class ImageError(KindError):
+    """Unusable photo. In a request with several photos, only the photo fails."""
+
+
+class UnreadyError(KindError):
+    """The service cannot answer requests."""
+
+
+class LocalError(KindError):
+    """Only the command line prints it."""
+
+
 class InvalidRequestError(KithError):
-    status, code, title = 422, "invalid_request", "The request is invalid"
-    remedy = "/docs lists the fields, their types and ranges; --help lists the options of a command."
+    code = "invalid_request"
 
 
-class UnsupportedMediaTypeError(KithError):
-    status, code, title = 415, "unsupported_media_type", "The content type is not supported"
-    remedy = (
-        "Set the header Content-Type to application/json (curl: -H 'Content-Type: application/json'). Routes that take "
-        "photos also take multipart/form-data with photos as files, and one photo with an image/* type."
-    )
+class ArchiveInvalidError(KithError):
+    """Unreadable archive, or unreadable file in an archive."""
 
-
-class UnsupportedEncodingError(KithError):
-    """Unsupported Content-Encoding. ``accepted``: content codings that the path supports, as in Accept-Encoding."""
-
-    status, code, title = 415, "unsupported_encoding", "The content encoding is not supported"
-    remedy = "Send the body without Content-Encoding, or with one that the response lists in Accept-Encoding."
-
-    def __init__(self, detail: str, accepted: str) -> None:
-        super().__init__(detail)
-        self.accepted = accepted
+    code = "archive_invalid"
 
 
 class UnauthorizedError(KithError):
-    status, code, title = 401, "unauthorized", "A valid API key is required"
-    remedy = (
-        "Send the key in the header 'Authorization: Bearer KEY' or 'X-API-Key: KEY'. The client takes api_key, a "
-        "command --api-key, and both KITH_CLIENT_KEY. 'kith keys create' on the server's machine creates a key."
-    )
+    code = "unauthorized"
 
 
 class ForbiddenError(KithError):
-    status, code, title = 403, "forbidden", "The API key lacks permission"
-    remedy = "Use a key with the required scope, or ask the operator for one (docs/keys.md)."
+    code = "forbidden"
 
 
 class ForeignOriginError(KithError):
-    status, code, title = 403, "foreign_origin", "Cross-origin requests need an API key"
-    remedy = (
-        "Call http://localhost or http://127.0.0.1. For other host names, set up API keys, or set "
-        "KITH_ALLOW_ANONYMOUS=true (docs/keys.md)."
-    )
+    code = "foreign_origin"
 
 
-class TooManyStreamsError(KithError):
-    """``seconds`` is the time until the next attempt may succeed."""
-
-    status, code, title = 429, "too_many_streams", "Too many event streams of one key are open"
-    remedy = "Close a stream that is no longer read, or filter the events of one stream."
-
-    def __init__(self, detail: str, seconds: int) -> None:
-        super().__init__(detail)
-        self.seconds = seconds
+class GalleryNotFoundError(NotFoundError):
+    def __init__(self, detail: str) -> None:
+        super().__init__("gallery", detail)
 
 
-class EventsExpiredError(KithError):
-    status, code, title = 410, "events_expired", "Events after this Last-Event-ID are no longer stored"
-    remedy = "Connect without Last-Event-ID, and read what was missed from the audit (docs/events.md)."
-
-
-class KeyNotFoundError(KithError):
-    status, code, title = 404, "key_not_found", "The API key does not exist"
-    remedy = "List the keys: 'kith keys list', or GET /v1/keys."
-
-
-class KeyEndedError(KithError):
-    status, code, title = 409, "key_ended", "The API key is no longer valid"
-    remedy = "Create a new key."
-
-
-class WebhookNotFoundError(KithError):
-    status, code, title = 404, "webhook_not_found", "The webhook does not exist"
-    remedy = "List the webhooks."
-
-
-class WebhookRefusedError(KithError):
-    status, code, title = 422, "webhook_refused", "Webhooks to this address are not allowed"
-    remedy = "Use an address that KITH_WEBHOOK_HOSTS allows (docs/events.md)."
-
-
-class TooManyWebhooksError(KithError):
-    status, code, title = 409, "too_many_webhooks", "The limit of webhooks is reached"
-    remedy = "Delete a webhook that is no longer used."
-
-
-class TooManyDecoysError(KithError):
-    status, code, title = 409, "too_many_decoys", "The subject has the most decoys allowed"
-    remedy = (
-        "Delete decoys that are no longer needed. If many strangers resemble the subject, enroll better photos or "
-        "choose a smaller risk."
-    )
-
-
-class DecoyEnrolledError(KithError):
-    status, code, title = 409, "decoy_enrolled", "The photo is enrolled as this subject"
-    remedy = "Move the template to the right subject, or delete it; then the photo is not mistaken any more."
-
-
-class RequestTooLargeError(KithError):
-    status, code, title = 413, "request_too_large", "The request is too large"
-    remedy = "Send fewer or smaller photos. docs/settings.md lists the limits."
-
-
-class ClientTooSlowError(KithError):
-    status, code, title = 408, "client_too_slow", "The request arrived too slowly"
-    remedy = "Send the whole request at once, with at least 1 kB a second."
-
-
-# Galleries
-
-
-class LivenessUnavailableError(KithError):
-    status, code, title = 409, "liveness_unavailable", "No liveness model is available"
-    remedy = "Serve a pack with tasks.liveness (docs/models.md), or set 'liveness' of the gallery to 'off'."
-
-
-class GalleryNotFoundError(KithError):
-    status, code, title = 404, "gallery_not_found", "The gallery does not exist"
-    remedy = "List the galleries, or create it: 'kith gallery create', or POST /v1/galleries."
+class SubjectNotFoundError(NotFoundError):
+    def __init__(self, detail: str, **extra: Any) -> None:
+        super().__init__("subject", detail, **extra)
 
 
 class GalleryExistsError(KithError):
-    status, code, title = 409, "gallery_exists", "The gallery already exists"
-    remedy = "Use it, or choose another name."
-
-
-class SubjectNotFoundError(KithError):
-    status, code, title = 404, "subject_not_found", "The subject does not exist in this gallery"
-    remedy = "Check the ID, or list the subjects. Enrolling a photo creates the subject."
-
-
-class StrangerNotFoundError(KithError):
-    status, code, title = 404, "stranger_not_found", "The gallery remembers no such stranger"
-    remedy = "List the strangers: they expire, and are merged, promoted or forgotten."
+    code = "gallery_exists"
 
 
 class SubjectExistsError(KithError):
-    status, code, title = 412, "subject_exists", "The subject ID is already in use"
-    remedy = "Choose another ID. To update the existing subject, omit 'If-None-Match' (client: only_new)."
+    code = "subject_exists"
 
 
 class SubjectErasedError(KithError):
-    status, code, title = 409, "subject_erased", "The subject was erased during this request"
-    remedy = "Enroll again with a request sent after the erasure."
-
-
-class TemplateNotFoundError(KithError):
-    status, code, title = 404, "template_not_found", "The subject has no such template"
-    remedy = "List the templates of the subject."
-
-
-class DecoyNotFoundError(KithError):
-    status, code, title = 404, "decoy_not_found", "The subject has no such decoy"
-    remedy = "List the decoys of the subject."
-
-
-class CropNotFoundError(KithError):
-    status, code, title = 404, "crop_not_found", "No face crop is stored"
-    remedy = "Set 'keep_crops' of the gallery to true (kith gallery update GALLERY --keep-crops) and enroll again."
+    code = "subject_erased"
 
 
 class RecognizerMismatchError(KithError):
-    status, code, title = 409, "recognizer_mismatch", "The gallery uses another recognizer"
-    remedy = (
-        "Serve the pack whose recognizer made the gallery's vectors (KITH_PACK or KITH_EXTRA_PACKS); docs/galleries.md "
-        "describes how to change it. With embeddings, send 'recognizer', and embeddings of the gallery's recognizer."
-    )
+    code = "recognizer_mismatch"
 
 
 class GalleryMovedError(RecognizerMismatchError):
@@ -220,260 +316,87 @@ class GalleryChangedError(KithError):
     """Change of templates since the gallery was read; the checks before the own write are repeated."""
 
 
-class MigrationStateError(KithError):
-    status, code, title = 409, "migration_state", "The migration is in another state"
-    remedy = "Read the state: 'kith gallery migrate GALLERY'. Finish or roll back a migration before you start another."
-
-
-class MigrationIncompleteError(KithError):
-    status, code, title = 409, "migration_incomplete", "Some templates have no vector of the new recognizer"
-    remedy = (
-        "'kith gallery migrate GALLERY' lists the templates without a crop: enroll them again with keep_crops on. With "
-        "'force' (--force), searches do not find the remaining templates."
-    )
-
-
-class ModelNotServedError(KithError):
-    status, code, title = 404, "model_not_served", "The pack is not served"
-    remedy = "List the served packs: 'kith models list', or GET /v1/models. KITH_EXTRA_PACKS of the server adds packs."
-
-
-class EmbeddingError(KithError):
-    status, code, title = 422, "embedding_invalid", "The embedding is invalid"
-    remedy = "Send finite numbers, not all zero, in the dimension that GET /v1/models lists."
-
-
 class DuplicateSubjectError(KithError):
-    status, code, title = 409, "duplicate_subject", "The face belongs to another subject"
-    remedy = "Enroll it for that subject, or use 'allow_duplicate' (--allow-duplicate)."
+    code = "duplicate_subject"
 
     def redacted(self) -> dict[str, Any]:
-        document = self.document() | {"detail": "the face resembles another subject"}
-        return {name: value for name, value in document.items() if name not in ("subject", "similarity")}
+        return DuplicateSubjectError("the face resembles another subject").document()
 
 
 class InconsistentTemplateError(KithError):
-    status, code, title = 409, "inconsistent_template", "The face differs from the subject's other templates"
-    remedy = "Check the photo, or use 'allow_inconsistent' (--allow-inconsistent)."
+    code = "inconsistent_template"
 
     def redacted(self) -> dict[str, Any]:
-        return {name: value for name, value in self.document().items() if name != "similarity"}
-
-
-class IdempotencyConflictError(KithError):
-    status, code, title = 409, "idempotency_conflict", "The Idempotency-Key belongs to another request"
-    remedy = "Use a new Idempotency-Key (client: idempotency_key) for each new request."
-
-
-class ImportFileError(KithError):
-    """Unusable import file. Items that were imported before the error stay."""
-
-    status, code, title = 422, "import_invalid", "The file cannot be imported"
-    remedy = "See docs/galleries.md for the two formats. A repeated import skips items that exist already."
-
-
-class ForeignFileError(KithError):
-    """Unusable input of 'kith convert'. Servers never return it."""
-
-    status, code, title = 422, "foreign_file", "The file of the other service cannot be converted"
-    remedy = "See docs/moving-here.md for the supported files and how to export them."
-
-
-class ItemError(KithError):
-    status, code, title = 422, "item_invalid", "The import item is invalid"
-    remedy = "Correct the item and send the file again. Items that exist already are skipped."
-
-
-class TemplateConflictError(KithError):
-    status, code, title = 409, "template_conflict", "Another template has this ID"
-    remedy = "Delete the enrolled template, or omit the template ID of this item."
+        return InconsistentTemplateError(self.detail).document()
 
 
 class RiskUncalibratedError(KithError):
-    status, code, title = 409, "risk_uncalibrated", "The risk cannot be converted to a threshold"
-    remedy = (
-        "Use a threshold, such as 0.4 (--threshold 0.4); or calibrate the pack with "
-        "'kith models calibrate PACK --photos FOLDER'; or enroll at least 50 people."
-    )
-
-
-# Jobs
-
-
-class ArchiveInvalidError(KithError):
-    """Unreadable archive, or unreadable file in an archive."""
-
-    status, code, title = 422, "archive_invalid", "The archive, or a file in it, cannot be read"
-    remedy = "Send a complete zip (stored or deflated, not encrypted), tar, tar.gz or tar.zst."
-
-
-class ArchiveTooLargeError(KithError):
-    status, code, title = 413, "archive_too_large", "The archive is too large"
-    remedy = "Send it in parts. docs/settings.md lists the limits."
-
-
-class JobNotFoundError(KithError):
-    status, code, title = 404, "job_not_found", "The job does not exist"
-    remedy = "List the jobs. Finished jobs are deleted after two weeks."
-
-
-class JobCrashedError(KithError):
-    """Problem of a failed job. No request is answered with it."""
-
-    code, title = "job_crashed", "The job failed with an unexpected error"
-    remedy = "Start it again; it skips finished items. If it fails again, report it with the job ID."
-
-
-class JobUnrunnableError(KithError):
-    """Problem of a failed job. No request is answered with it."""
-
-    code, title = "job_unrunnable", "No server can run the job"
-    remedy = "Send the archive again. Finished items stay."
-
-
-# Albums
-
-
-class AlbumNotFoundError(KithError):
-    status, code, title = 404, "album_not_found", "The album does not exist"
-    remedy = "List the albums: they expire after KITH_RETENTION_ALBUMS_DAYS. An album whose job failed is deleted."
-
-
-class AlbumGroupNotFoundError(KithError):
-    status, code, title = 404, "album_group_not_found", "The album has no such group, or no such face"
-    remedy = "List the groups again: they were merged, split or enrolled meanwhile."
-
-
-class AlbumNotReadyError(KithError):
-    status, code, title = 409, "album_not_ready", "The faces of the album are not grouped yet"
-    remedy = "Wait until the job with the album's ID has succeeded."
-
-
-class AlbumOutdatedError(KithError):
-    status, code, title = 409, "album_outdated", "The gallery moved to another recognizer since the album was made"
-    remedy = "Delete the album, and upload the photos again."
-
-
-class TooManyAlbumsError(KithError):
-    status, code, title = 409, "too_many_albums", "The gallery has too many albums"
-    remedy = "Delete albums that are no longer needed."
-
-
-class AlbumTooLargeError(KithError):
-    status, code, title = 413, "album_too_large", "The album has too many photos or faces"
-    remedy = "Upload the photos in parts."
-
-
-# Load and storage
+    code = "risk_uncalibrated"
 
 
 class OverloadedError(KithError):
     """Backpressure. ``seconds`` estimates the time until the queue is empty; 0 if unknown."""
 
-    status, code, title = 503, "overloaded", "The service is overloaded"
-    remedy = "Try again in a moment. The header Retry-After says when."
+    code = "overloaded"
 
     def __init__(self, detail: str, seconds: float = 0.0) -> None:
-        super().__init__(detail)
-        self.seconds = seconds
+        super().__init__(detail, headers={"Retry-After": str(max(1, math.ceil(seconds)))})
 
 
-class DeadlineExceededError(KithError):
-    status, code, title = 504, "deadline_exceeded", "The deadline was exceeded"
-    remedy = "Try again under lower load, or allow more time with X-Request-Timeout-Ms and KITH_DEADLINE_S."
+class TooManyStreamsError(KithError):
+    code = "too_many_streams"
 
 
 class ClientGoneError(KithError):
     """Client disconnect. It appears in the log only; nginx uses the same status."""
 
-    status, code, title = 499, "client_gone", "The client disconnected before the response was ready"
-    remedy = "No action is needed. Queued work of the request was dropped."
+    code = "client_gone"
 
 
-class GpuUnavailableError(KithError):
-    status, code, title = 503, "gpu_unavailable", "The requested GPU does not run the networks"
-    remedy = (
-        "Follow the detail and restart the service; 'kith doctor' repeats the check. To run on the CPU, set "
-        "KITH_DEVICE=cpu."
-    )
-
-
-class ReadinessUnknownError(KithError):
-    status, code, title = 503, "readiness_unknown", "A dependency of the service did not respond in time"
-    remedy = "Check the database, and Milvus if used, and the network connection to them."
+class DeadlineExceededError(KithError):
+    code = "deadline_exceeded"
 
 
 class StorageError(KithError):
-    status, code, title = 503, "storage_unavailable", "The database is unavailable"
-    remedy = "Try again; repeat an enrollment with the same Idempotency-Key, so that it is not stored twice."
+    code = "storage_unavailable"
 
 
 class StorageBusyError(StorageError):
-    code, title = "storage_busy", "The database was locked by other writers for too long"
-    remedy = "Try again. Nothing of this request was stored."
+    code = "storage_busy"
 
 
 class StorageFullError(StorageError):
-    status, code, title = 507, "storage_full", "The disk is full"
-    remedy = "Free disk space, then try again. Nothing of this request was stored. Searches still work."
-
-
-class ClockSteppedError(KithError):
-    status, code, title = 503, "clock_stepped", "The system clock is unreliable"
-    remedy = "Retention deletes nothing meanwhile. Correct the clock; if it is right now, restart the service."
-
-
-class RetentionUnconfirmedError(KithError):
-    """Change of retention_days that would erase much. ``confirm``: the number that confirms it."""
-
-    status, code, title = 409, "retention_unconfirmed", "A large part of the gallery would be erased"
-    remedy = "If this is meant, repeat the change with the number in the message as confirm."
+    code = "storage_full"
 
 
 class StorageDamagedError(StorageError):
-    status, code, title = 500, "storage_damaged", "The database is damaged"
-    remedy = "Stop the service, run kith doctor, and restore a backup. Nothing of this request was stored."
+    code = "storage_damaged"
 
 
 class IndexUnavailableError(KithError):
-    status, code, title = 503, "index_unavailable", "The search index is unavailable"
-    remedy = "Try again. Enrolled subjects are searchable again as soon as the index responds."
-
-
-class BackupError(KithError):
-    """Backup that cannot be created or restored."""
-
-    code, title = "backup", "The backup cannot be used"
-    remedy = "Nothing was changed."
-
-
-class DatabaseMissingError(KithError):
-    """Missing database of a command line tool. A server creates its database."""
-
-    code, title = "no_database", "The database does not exist"
-    remedy = (
-        "Run the command in the server's folder, or set KITH_DATA_DIR or KITH_DATABASE_URL as on the server. "
-        "'kith serve', 'kith keys create' and 'kith restore' create a database."
-    )
+    code = "index_unavailable"
 
 
 class AuditWriteError(KithError):
-    status, code, title = 503, "audit_unwritten", "The audit log cannot be written"
-    remedy = "Check that the database is writable. The refused operation was not performed. See docs/keys.md."
+    code = "audit_unwritten"
+
+
+class ClockSteppedError(KithError):
+    code = "clock_stepped"
 
 
 class MasterKeyError(KithError):
     """Master key that does not open the stored data."""
 
-    code, title = "master_key", "The master key does not match the stored data"
-    remedy = (
-        "Provide the key that the database was created with (KITH_MASTER_KEY_FILE; docs/privacy.md). Without it the "
-        "galleries are unreadable. 'kith master show' lists the available keys; 'kith master rotate' changes the key."
-    )
+    code = "master_key"
 
 
 class SettingsError(KithError):
     """Invalid setting that prevents the service from starting."""
 
-    code, title = "settings", "A setting is invalid"
-    remedy = "Correct the setting. docs/settings.md lists all settings."
+    code = "settings"
+
+
+def all_errors() -> list[Meaning]:
+    """Return what every code means, sorted by code."""
+    return [meaning_of(code) for code in sorted(CODES)]

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from kith.wire.transfer import GalleryFileHeader, GalleryFileItem, GalleryFileSubject
 from models.runtime.network import Float
-from service.core.errors import EmbeddingError, ImportFileError, KithError
+from service.core.errors import InvalidDataError, KithError
 from service.domain.gallery import Crop, Gallery, Item, NewTemplate, Person
 from service.security.sealing import VECTOR_TYPE, Seal
 
@@ -40,16 +40,18 @@ def header_document(header: GalleryFileHeader) -> dict[str, Any]:
 
 
 def read_header(document: Mapping[str, Any]) -> GalleryFileHeader:
-    """Parse the header. Unknown fields are ignored. Raises ImportFileError."""
+    """Parse the header. Unknown fields are ignored. Raises import_invalid."""
     version = document.get("version")
     if document.get("kith") != "gallery" or version != FORMAT_VERSION:
-        raise ImportFileError(f"the header has format version {version!r}; this server reads {FORMAT_VERSION}")
+        raise InvalidDataError(
+            "import", f"the header has format version {version!r}; this server reads {FORMAT_VERSION}"
+        )
     known = {f.name for f in fields(GalleryFileHeader)}
     try:
         return GalleryFileHeader(**{key: value for key, value in document.items() if key in known})
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise ImportFileError(f"the header's {wrong['loc'][0]} is invalid: {wrong['msg']}") from error
+        raise InvalidDataError("import", f"the header's {wrong['loc'][0]} is invalid: {wrong['msg']}") from error
 
 
 @dataclass
@@ -119,7 +121,7 @@ def checked(rows: Sequence[FileRow], gallery: Gallery) -> tuple[list[Item], list
         vector, is_sound = next(vectors) if row.vector is not None else (None, True)
         error = row.error
         if error is None and not is_sound:
-            error = EmbeddingError("an embedding must be finite and must not be zero")
+            error = InvalidDataError("embedding", "an embedding must be finite and must not be zero")
         if error is not None:
             rejected.append(RejectedItem(row.number, error))
             continue

@@ -22,10 +22,9 @@ from typing import IO, Any, BinaryIO, Final, Literal, Protocol, cast
 
 from kith.wire.identifiers import to_nfc
 from models.vision.photo_files import HEAD_BYTES, is_hidden, is_photo, printable_path
-from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, KithError
+from service.core.errors import ArchiveInvalidError, ImageError, KithError, LimitReachedError
 from service.core.gunzip import PiecesFile, gunzipped_pieces, max_unpacked_bytes
 from service.core.json_limits import JsonLimits, check_json
-from service.core.photo_errors import ImageTooLargeError
 from service.core.zstandard import unpacked_pieces
 from service.inference.archive_names import ENTRY_SIGNATURE, is_utf8, name_of, repair_directory
 
@@ -82,7 +81,7 @@ class ArchivedFile:
     """File in an archive, with a unique ``name`` and the original ``path``; ``certain``: its encoding is known.
 
     Call ``read``, or ``read_head`` for the first HEAD_BYTES, once and before advancing to the next file. Their
-    ArchiveInvalidError or ImageTooLargeError concerns this file only.
+    ArchiveInvalidError or image_too_large concerns this file only.
     """
 
     name: str
@@ -140,7 +139,7 @@ def read_contents(
 
     Raises:
         ArchiveInvalidError: The archive cannot be read to its end, or the encoding of its people's names is unknown.
-        ArchiveTooLargeError: The archive exceeds a limit.
+        archive_too_large: The archive exceeds a limit.
     """
     photos: dict[str, PurePosixPath] = {}
     others: dict[str, PurePosixPath] = {}
@@ -191,7 +190,7 @@ def _head(member: ArchivedFile) -> bytes:
     """Return the beginning of a file; empty if it cannot be read, so that its name decides."""
     try:
         return member.read_head()
-    except (ArchiveInvalidError, ImageTooLargeError):
+    except (ArchiveInvalidError, ImageError):
         return b""
 
 
@@ -334,7 +333,9 @@ class _LimitedZipFile:
     def read(self, size: int = -1) -> bytes:
         wanted = self._size - self.tell() if size < 0 else size
         if wanted > self._max_bytes:
-            raise ArchiveTooLargeError(f"the archive's directory has more than {self._max_bytes} bytes")
+            raise LimitReachedError(
+                "archive_too_large", f"the archive's directory has more than {self._max_bytes} bytes"
+            )
         block = self._file.read(wanted)
         if len(block) > len(ENTRY_SIGNATURE) * self._limits.entries:
             _check_entries(block.count(ENTRY_SIGNATURE), self._limits)
@@ -345,7 +346,7 @@ class _LimitedZipFile:
 
 
 class _LimitedStream:
-    """Stream that raises ArchiveTooLargeError at the limit of unpacked bytes."""
+    """Stream that raises archive_too_large at the limit of unpacked bytes."""
 
     def __init__(self, file: IO[bytes] | PiecesFile, limits: ArchiveLimits) -> None:
         self._file = file
@@ -367,7 +368,7 @@ class _LimitedTarInfo(tarfile.TarInfo):
         info = super().frombuf(buf, encoding, errors)
         limit = MAX_GLOBAL_HEADER_BYTES if info.type == tarfile.XGLTYPE else MAX_HEADER_BYTES
         if info.type in EXTENDED_HEADERS and info.size > limit:
-            raise ArchiveTooLargeError(f"a header in the archive has {info.size} bytes")
+            raise LimitReachedError("archive_too_large", f"a header in the archive has {info.size} bytes")
         if info.size < 0 or info.type == tarfile.GNUTYPE_SPARSE:
             raise ArchiveInvalidError("sparse files are not read")
         return info
@@ -378,17 +379,17 @@ class _LimitedTarInfo(tarfile.TarInfo):
 
 def _check_entries(count: int, limits: ArchiveLimits) -> None:
     if count > limits.entries:
-        raise ArchiveTooLargeError(f"more than {limits.entries} files")
+        raise LimitReachedError("archive_too_large", f"more than {limits.entries} files")
 
 
 def _check_total(total: int, limits: ArchiveLimits) -> None:
     if total > limits.total_bytes:
-        raise ArchiveTooLargeError(f"more than {limits.total_bytes} bytes when unpacked")
+        raise LimitReachedError("archive_too_large", f"more than {limits.total_bytes} bytes when unpacked")
 
 
 def _check_size(size: int, limits: ArchiveLimits) -> None:
     if size > limits.photo_bytes:
-        raise ImageTooLargeError(f"the photo has {size} bytes, the limit is {limits.photo_bytes}")
+        raise ImageError("image_too_large", f"the photo has {size} bytes, the limit is {limits.photo_bytes}")
 
 
 def _safe_path(path: str) -> PurePosixPath:
@@ -422,7 +423,7 @@ def _common_folders(files: Sequence[PurePosixPath]) -> int:
 def _read_manifest(name: str, payload: bytes, entries: int) -> dict[str, str]:
     """Parse a manifest. Return the subject by path."""
     if sum(payload.count(mark) for mark in (b"\n", b"\r", b",")) > MAX_COLUMNS * (entries + 1):
-        raise ArchiveTooLargeError(f"{name} has more than {entries} entries")
+        raise LimitReachedError("archive_too_large", f"{name} has more than {entries} entries")
     try:
         text = payload.decode("utf-8-sig")
         is_csv = name.endswith(".csv")

@@ -24,7 +24,7 @@ from PIL import AvifImagePlugin, Image
 from PIL.TiffImagePlugin import TiffImageFile
 
 from models.vision.photo_files import HEAD_BYTES, TIFF_SIGNATURES, photo_format
-from service.core.photo_errors import ImageDamagedError, ImageError, ImageFormatError, ImageTooLargeError
+from service.core.errors import ImageError
 from service.inference.decoding import decode_with_pillow, open_image, read_orientation, translated_errors
 from service.inference.rgb_conversion import GrayLevels, to_rgb
 from service.security.process_memory import protect_memory
@@ -67,7 +67,7 @@ def main() -> None:
             answer = {"code": error.code, "detail": error.detail, "remedy": error.remedy}
         except MemoryError:
             detail = f"decoding the photo takes more than {request['memory_bytes']} bytes of memory"
-            answer = {"code": ImageTooLargeError.code, "detail": detail, "remedy": None}
+            answer = {"code": "image_too_large", "detail": detail, "remedy": None}
         connection.send_bytes(json.dumps(answer).encode())
 
 
@@ -89,7 +89,7 @@ def _answer(payload: bytes, shared: mmap.mmap | None) -> dict[str, Any]:
         pixels, turns = _decode_heic(payload) if is_heic else _read_with_pillow(payload)
         height, width = pixels.shape[:2]
         if pixels.nbytes > len(shared):
-            raise ImageTooLargeError(f"the photo has {width} x {height} pixels")
+            raise ImageError("image_too_large", f"the photo has {width} x {height} pixels")
         np.frombuffer(shared, np.uint8, pixels.size)[:] = pixels.ravel()
         return {"width": width, "height": height, "turns": turns}
 
@@ -97,10 +97,11 @@ def _answer(payload: bytes, shared: mmap.mmap | None) -> dict[str, Any]:
 def _open(payload: bytes) -> Image.Image:
     try:
         return open_image(payload, FORMATS)
-    except ImageFormatError as error:
+    except ImageError as error:
         if not payload.startswith(TIFF_SIGNATURES):
             raise
-        raise ImageFormatError(
+        raise ImageError(
+            "image_format",
             "the TIFF file is damaged, or has a pixel format that is not supported",
             remedy="Save it with 8 or 16 bits per channel, or as PNG.",
         ) from error
@@ -139,11 +140,11 @@ class _HeifPhoto:
     """
 
     def __init__(self, payload: bytes) -> None:
-        """Read the header. Raises ImageFormatError for an unsupported codec, and libheif errors for damaged files."""
+        """Read the header. Raises image_format for an unsupported codec, and libheif errors for damaged files."""
         try:
             file = pi_heif.open_heif(payload)
         except SyntaxError as error:
-            raise ImageFormatError(f"the HEIF file is not supported: {error}") from error
+            raise ImageError("image_format", f"the HEIF file is not supported: {error}") from error
         self._image = file[file.primary_index]
         self.size: tuple[int, int] = self._image.size
 
@@ -151,12 +152,14 @@ class _HeifPhoto:
         """Decode the image.
 
         Raises:
-            ImageDamagedError: The size differs from the header. Other libheif errors pass through.
+            image_damaged: The size differs from the header. Other libheif errors pass through.
         """
         declared = self.size
         self._pixels = memoryview(self._image.data)
         if self._image.size != declared:
-            raise ImageDamagedError(f"the photo has {self._image.size} pixels, but its header declares {declared}")
+            raise ImageError(
+                "image_damaged", f"the photo has {self._image.size} pixels, but its header declares {declared}"
+            )
 
     def strip(self, top: int, bottom: int) -> Image.Image:
         """Return rows of the decoded, upright image with 8 bits per channel, or 16 for deeper grayscale."""

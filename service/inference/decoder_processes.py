@@ -15,14 +15,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from service.core.photo_errors import ImageDamagedError, ImageError, ImageFormatError, ImageTooLargeError
+from service.core.errors import ImageError
 
 TIMEOUT_S: Final = 60.0
 """Longest wait for an answer. The limit of processor time, MAX_CPU_S of the program, usually ends a photo before."""
 PROGRAM: Final = "service.inference.decoder_child"
-ERRORS: Final[dict[str, type[ImageError]]] = {
-    error.code: error for error in (ImageDamagedError, ImageFormatError, ImageTooLargeError)
-}
 
 
 class DecoderProcesses:
@@ -41,7 +38,7 @@ class DecoderProcesses:
         """Return the width and height in pixels that the header of a photo declares.
 
         Raises:
-            ImageDamagedError, ImageFormatError, ImageTooLargeError: The header cannot be read.
+            image_damaged, image_format, image_too_large: The header cannot be read.
         """
         answer, _ = self._ask(payload, 2 * len(payload), decode=False)
         return answer["width"], answer["height"]
@@ -50,7 +47,7 @@ class DecoderProcesses:
         """Return (h, w, 3) uint8 RGB, and the counterclockwise quarter turns that make it upright.
 
         Raises:
-            ImageDamagedError, ImageFormatError, ImageTooLargeError: The photo cannot be decoded within its memory.
+            image_damaged, image_format, image_too_large: The photo cannot be decoded within its memory.
         """
         answer, pixels = self._ask(payload, memory_bytes, decode=True)
         return pixels, answer["turns"]
@@ -73,7 +70,7 @@ class DecoderProcesses:
             pixels = child.take_pixels(*size)
             self._idle.append(child)
         if failed:
-            raise ERRORS[answer["code"]](answer["detail"], answer["remedy"])
+            raise ImageError(answer["code"], answer["detail"], answer["remedy"])
         return answer, pixels
 
 
@@ -103,7 +100,7 @@ class _Child:
         """Return the answer of the program.
 
         Raises:
-            ImageDamagedError: The process has ended, or was ended after TIMEOUT_S.
+            image_damaged: The process has ended, or was ended after TIMEOUT_S.
         """
         request = {"memory_bytes": memory_bytes, "decode": decode}
         try:
@@ -114,7 +111,9 @@ class _Child:
             answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             self.end()
-            raise ImageDamagedError("the photo cannot be decoded: its decoder ended, or took too long") from error
+            raise ImageError(
+                "image_damaged", "the photo cannot be decoded: its decoder ended, or took too long"
+            ) from error
         return answer
 
     def take_pixels(self, height: int, width: int) -> NDArray[np.uint8]:

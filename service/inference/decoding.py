@@ -24,8 +24,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from models.runtime.network import Float
 from models.vision.alignment import rotate_points
 from models.vision.detection import downscale
-from service.core.errors import KithError
-from service.core.photo_errors import ImageDamagedError, ImageFormatError, ImageTooLargeError
+from service.core.errors import ImageError, KithError
 from service.inference.rgb_conversion import GrayLevels, mirror, to_rgb
 
 # Pillow's own limit would warn or raise below ours.
@@ -93,7 +92,7 @@ class EncodedPhoto:
         would come first and shift the others.
 
         Raises:
-            ImageDamagedError: The photo cannot be decoded.
+            image_damaged: The photo cannot be decoded.
         """
         if self.whole is not None:
             return DecodedPhoto(self, self.whole, 1.0, self.turns)
@@ -191,7 +190,7 @@ def _decode_webp(payload: bytes, image: Image.Image, mirrored: bool) -> NDArray[
     decoded = cv2.imdecode(encoded, flags)
     width, height = image.size
     if decoded is None or decoded.shape != (height, width, 4 if has_alpha else 3):
-        raise ImageDamagedError("the photo cannot be decoded: its WebP data is damaged")
+        raise ImageError("image_damaged", "the photo cannot be decoded: its WebP data is damaged")
     pixels = np.asarray(decoded, np.uint8)
     if has_alpha:
         return to_rgb(image.size, lambda top, bottom: _bgra(pixels[top:bottom]), mirrored=mirrored)
@@ -207,11 +206,11 @@ def _bgra(pixels: NDArray[np.uint8]) -> Image.Image:
 
 
 def open_image(payload: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Image:
-    """Parse the header of a photo in one of Pillow's formats. Raises ImageFormatError, and Pillow's other errors."""
+    """Parse the header of a photo in one of Pillow's formats. Raises image_format, and Pillow's other errors."""
     try:
         return Image.open(io.BytesIO(payload), formats=formats)
     except UnidentifiedImageError as error:
-        raise ImageFormatError("the bytes are not a photo in a supported format") from error
+        raise ImageError("image_format", "the bytes are not a photo in a supported format") from error
 
 
 def read_orientation(image: Image.Image) -> tuple[bool, int]:
@@ -226,9 +225,9 @@ def translated_errors() -> Iterator[None]:
     except (KithError, MemoryError):  # MemoryError: a shortage of the server, not a damaged photo
         raise
     except TooManySegmentsError as error:
-        raise ImageTooLargeError(str(error)) from error
+        raise ImageError("image_too_large", str(error)) from error
     except Exception as error:  # decoders and EXIF readers raise unrelated exceptions on damaged files
-        raise ImageDamagedError(f"the photo cannot be decoded: {error}") from error
+        raise ImageError("image_damaged", f"the photo cannot be decoded: {error}") from error
 
 
 class TooManySegmentsError(ValueError):

@@ -14,7 +14,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from models.vision.photo_files import HEAD_BYTES, photo_format
-from service.core.photo_errors import ImageDamagedError, ImageEmptyError, ImageFormatError, ImageTooLargeError
+from service.core.errors import ImageError
 from service.inference.decoder_processes import DecoderProcesses
 from service.inference.decoding import (
     OVERHEAD_BYTES,
@@ -78,7 +78,7 @@ class PhotoHeader:
         """Decode the photo, unless it can be decoded at a smaller scale.
 
         Raises:
-            ImageDamagedError: The photo cannot be decoded.
+            image_damaged: The photo cannot be decoded.
         """
         with translated_errors():
             return self._open()
@@ -95,22 +95,23 @@ class PhotoDecoder:
         """Parse the header of a photo, and check the limits.
 
         Raises:
-            ImageEmptyError, ImageFormatError, ImageDamagedError, ImageTooLargeError: The photo is unusable.
+            image_empty, image_format, image_damaged, image_too_large: The photo is unusable.
         """
         if not payload:
-            raise ImageEmptyError("the photo has no bytes")
+            raise ImageError("image_empty", "the photo has no bytes")
         if len(payload) > self._limits.max_bytes:
-            raise ImageTooLargeError(f"the photo has more than {self._limits.max_bytes} bytes, the limit")
+            raise ImageError("image_too_large", f"the photo has more than {self._limits.max_bytes} bytes, the limit")
         match photo_format(payload[:HEAD_BYTES]):
             case "JPEG" | "PNG" | "WebP":
                 return _read_header(payload, self._limits)
             case None if payload.startswith(BASE64_STARTS):
-                raise ImageFormatError(
+                raise ImageError(
+                    "image_format",
                     "the bytes are base64 text, not a photo",
                     remedy="Send the content of the file, or send the base64 in 'images' of a JSON body.",
                 )
             case None:
-                raise ImageFormatError("the bytes are not a photo in a supported format")
+                raise ImageError("image_format", "the bytes are not a photo in a supported format")
         width, height = self._processes.read_size(payload)
         _check_pixels(width, height, self._limits)
         peak_bytes = 2 * len(payload) + OTHER_BYTES * width * height + OVERHEAD_BYTES
@@ -134,14 +135,14 @@ class PhotoDecoder:
 
 def _read_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
     if payload.startswith(b"\x89PNG") and payload.count(b"iCCP") > MAX_COLOR_PROFILES:
-        raise ImageDamagedError("the photo has more than one color profile")
+        raise ImageError("image_damaged", "the photo has more than one color profile")
     with translated_errors(), open_image(payload) as image:
         width, height = image.size
         _check_pixels(width, height, limits)
         pixels = width * height
         scans = count_scans(payload) if image.format in ("JPEG", "MPO") else 1
         if scans * pixels > MAX_SCANNED_FACTOR * limits.max_pixels:
-            raise ImageTooLargeError(f"the photo has {scans} scans of {width} x {height} pixels")
+            raise ImageError("image_too_large", f"the photo has {scans} scans of {width} x {height} pixels")
         peak_bytes = _estimate_decode(image, payload, scans)
         if not isinstance(image, JpegImageFile) or image.mode not in ("L", "RGB"):
             return PhotoHeader(height, width, peak_bytes, partial(decode_whole, payload))
@@ -160,7 +161,9 @@ def has_short_header(payload: bytes) -> bool:
 
 def _check_pixels(width: int, height: int, limits: ImageLimits) -> None:
     if width * height > limits.max_pixels:
-        raise ImageTooLargeError(f"the photo has {width} x {height} pixels, the limit is {limits.max_pixels}")
+        raise ImageError(
+            "image_too_large", f"the photo has {width} x {height} pixels, the limit is {limits.max_pixels}"
+        )
 
 
 def _estimate_decode(image: Image.Image, payload: bytes, scans: int) -> int:

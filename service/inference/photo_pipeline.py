@@ -26,7 +26,7 @@ from models.vision.specs import BoxCrops, LivenessSpec
 from service.core import deadlines
 from service.core.actor import RequestThreads
 from service.core.deadlines import Deadline, FairSemaphore
-from service.core.errors import DeadlineExceededError, LivenessUnavailableError, OverloadedError
+from service.core.errors import DeadlineExceededError, OverloadedError, RefusedError
 from service.domain.gallery import Crop, Gallery
 from service.inference import crops
 from service.inference.batcher import Batcher
@@ -381,12 +381,14 @@ def verdict_of(gallery: Gallery, face: Face | None) -> LivenessVerdict | None:
     """Return the verdict on a face, or on an embedding (None). None: the gallery does not require liveness.
 
     Raises:
-        LivenessUnavailableError: the gallery requires liveness, and no model is served.
+        liveness_unavailable: the gallery requires liveness, and no model is served.
     """
     if gallery.settings.liveness == "off":
         return None
     if face is None:
         return "not_judged"
     if face.liveness is None:
-        raise LivenessUnavailableError(f"gallery {gallery.name!r} requires liveness; the pack has no model for it")
+        raise RefusedError(
+            "liveness_unavailable", f"gallery {gallery.name!r} requires liveness; the pack has no model for it"
+        )
     return face.liveness.verdict(gallery.settings.liveness_threshold)

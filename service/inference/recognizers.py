@@ -15,7 +15,7 @@ from models.risk.calibration import Calibration
 from models.runtime.network import Float, Network
 from models.vision.recognition import Recognizer, l2_normalize
 from models.vision.specs import LivenessSpec
-from service.core.errors import EmbeddingError, ModelNotServedError, RecognizerMismatchError, SettingsError
+from service.core.errors import InvalidDataError, RecognizerMismatchError, RefusedError, SettingsError
 from service.domain.gallery import Gallery
 from service.inference.batcher import Batcher
 
@@ -95,13 +95,13 @@ class Recognizers:
         return served
 
     def by_name(self, name: str | None) -> ServedRecognizer:
-        """Return a recognizer by pack name or fingerprint, the default for None. Raises ModelNotServedError."""
+        """Return a recognizer by pack name or fingerprint, the default for None. Raises model_not_served."""
         if name is None:
             return self.default
         for served in self:
             if name in (served.pack.model_id, served.fingerprint):
                 return served
-        raise ModelNotServedError(f"no pack {name!r} is served")
+        raise RefusedError("model_not_served", f"no pack {name!r} is served")
 
 
 def check_recognizer(gallery: Gallery, fingerprint: str | None) -> None:
@@ -122,11 +122,13 @@ def check_recognizer(gallery: Gallery, fingerprint: str | None) -> None:
 
 
 def check_vectors(vectors: list[list[float]], dimension: int) -> Float:
-    """Normalize embeddings of a request to (n, d) unit vectors. Raises EmbeddingError."""
+    """Normalize embeddings of a request to (n, d) unit vectors. Raises embedding_invalid."""
     for i, vector in enumerate(vectors):
         if len(vector) != dimension:
-            raise EmbeddingError(f"embedding {i} has {len(vector)} numbers, this recognizer's have {dimension}")
+            raise InvalidDataError(
+                "embedding", f"embedding {i} has {len(vector)} numbers, this recognizer's have {dimension}"
+            )
     try:
         return l2_normalize(np.asarray(vectors, np.float64).reshape(-1, dimension))
     except ValueError as error:
-        raise EmbeddingError(str(error)) from error
+        raise InvalidDataError("embedding", str(error)) from error

@@ -15,7 +15,7 @@ import httpx2 as httpx
 
 from service.core import deadlines
 from service.core.deadlines import FairSemaphore
-from service.core.photo_errors import ImageTooLargeError, UrlFailedError, UrlRefusedError
+from service.core.errors import ImageError
 from service.security.addresses import Address, Hosts, is_public
 from service.security.outbound_http import (
     MAX_CONCURRENT,
@@ -79,9 +79,9 @@ class UrlFetcher:
         """Return the bytes at ``url``.
 
         Raises:
-            UrlRefusedError: The URL is not allowed; no connection was made to it.
-            UrlFailedError: The URL returned no photo.
-            ImageTooLargeError: The photo exceeds ``max_bytes``; the rest was not read.
+            url_refused: The URL is not allowed; no connection was made to it.
+            url_failed: The URL returned no photo.
+            image_too_large: The photo exceeds ``max_bytes``; the rest was not read.
             DeadlineExceededError, ClientGoneError: The request has ended.
         """
         target = self._target(url)
@@ -101,9 +101,9 @@ class UrlFetcher:
                 await asyncio.gather(work, return_exceptions=True)
 
     def _target(self, text: str) -> httpx.URL:
-        """Return the normalized URL if it is allowed. Raises UrlRefusedError."""
+        """Return the normalized URL if it is allowed. Raises url_refused."""
         if self._http.is_disabled:
-            raise UrlRefusedError("fetching photos by URL is disabled")
+            raise ImageError("url_refused", "fetching photos by URL is disabled")
         try:
             return self._http.target(text)
         except TargetRefusedError as error:
@@ -118,8 +118,8 @@ class UrlFetcher:
                         return answer
                     url = self._target(str(answer))
         except TimeoutError as error:
-            raise UrlFailedError(f"the photo did not arrive within {self._total_s:g} s") from error
-        raise UrlFailedError(f"the URL redirects more than {MAX_REDIRECTS} times")
+            raise ImageError("url_failed", f"the photo did not arrive within {self._total_s:g} s") from error
+        raise ImageError("url_failed", f"the URL redirects more than {MAX_REDIRECTS} times")
 
     async def _get(self, url: httpx.URL) -> bytes | httpx.URL:
         """Return the photo, or the target of a redirect."""
@@ -129,9 +129,9 @@ class UrlFetcher:
         except TargetRefusedError as error:
             raise _refused() from error
         except NotConnectedError as error:
-            raise UrlFailedError("no connection could be made") from error
+            raise ImageError("url_failed", "no connection could be made") from error
         except TRANSPORT_ERRORS as error:
-            raise UrlFailedError("the connection broke") from error
+            raise ImageError("url_failed", "the connection broke") from error
 
     async def _read(self, url: httpx.URL, response: httpx.Response) -> bytes | httpx.URL:
         if response.status_code in REDIRECTS and "location" in response.headers:
@@ -140,11 +140,11 @@ class UrlFetcher:
             except (httpx.InvalidURL, ValueError) as error:
                 raise _refused() from error
         if response.status_code != 200:
-            raise UrlFailedError(f"the URL returned status {response.status_code}")
+            raise ImageError("url_failed", f"the URL returned status {response.status_code}")
         if not response.headers.get("content-type", "").lower().startswith(CONTENT_TYPES):
-            raise UrlFailedError("the content type of the response is not a photo")
+            raise ImageError("url_failed", "the content type of the response is not a photo")
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise UrlFailedError("the response is compressed, which was not requested")
+            raise ImageError("url_failed", "the response is compressed, which was not requested")
         declared = response.headers.get("content-length", "0")
         if declared.isdigit() and int(declared[:18]) > self._max_bytes:
             raise self._too_large()
@@ -156,9 +156,9 @@ class UrlFetcher:
             pieces.append(piece)
         return b"".join(pieces)
 
-    def _too_large(self) -> ImageTooLargeError:
-        return ImageTooLargeError(f"the photo has more than {self._max_bytes} bytes, the limit")
+    def _too_large(self) -> ImageError:
+        return ImageError("image_too_large", f"the photo has more than {self._max_bytes} bytes, the limit")
 
 
-def _refused() -> UrlRefusedError:
-    return UrlRefusedError("photos from this URL are not allowed")
+def _refused() -> ImageError:
+    return ImageError("url_refused", "photos from this URL are not allowed")

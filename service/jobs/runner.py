@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 from kith.wire.common import JobState
 from service.core.actor import Actor, acting_as
 from service.core.clock import Clock
-from service.core.errors import ClockSteppedError, JobCrashedError, KithError, StorageError
+from service.core.errors import ClockSteppedError, JobFailedError, KithError, StorageError
 from service.core.periodic import PeriodicTask
 from service.core.single_flight import run_in_daemon
 from service.storage.repositories.jobs import FINISHED, DoneItems, ItemOutcome, Job, JobStore, LeaseLostError
@@ -207,7 +207,7 @@ class Runner(PeriodicTask):
         try:
             context.check()
             if job.attempts > MAX_ATTEMPTS:
-                raise JobCrashedError(f"{job.attempts} attempts failed, or their process ended")
+                raise JobFailedError("crashed", f"{job.attempts} attempts failed, or their process ended")
             await self._run_with_lease(context)
         except (LeaseLostError, StorageError):
             raise
@@ -219,7 +219,7 @@ class Runner(PeriodicTask):
         except Exception as error:
             if not isinstance(error, KithError):
                 log.exception("job %s (%s) failed", job.id, job.kind)
-                error = JobCrashedError(f"unexpected error; see the log entries of job {job.id}")
+                error = JobFailedError("crashed", f"unexpected error; see the log entries of job {job.id}")
             if is_fault(error) and await _in_thread(self.store.retry, job, RETRY_S, MAX_ATTEMPTS):
                 log.warning("job %s (%s) is tried again: %s", job.id, job.kind, error.detail)
                 return False

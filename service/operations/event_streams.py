@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Final
 
 from service.core.actor import RequestThreads
-from service.core.errors import EventsExpiredError, OverloadedError, TooManyStreamsError
+from service.core.errors import OverloadedError, RefusedError, TooManyStreamsError
 from service.core.periodic import PeriodicTask
 from service.domain.events import EventFilter, Position
 from service.observability.metrics import Metrics
@@ -69,7 +69,9 @@ class EventStreams(PeriodicTask):
     def admit(self, caller: str) -> Callable[[], None]:
         """Count a new stream; return the function that ends it. Raises TooManyStreamsError, OverloadedError."""
         if self._open[caller] >= MAX_STREAMS_PER_KEY:
-            raise TooManyStreamsError(f"{MAX_STREAMS_PER_KEY} streams of this key are open, the limit", RETRY_S)
+            raise TooManyStreamsError(
+                f"{MAX_STREAMS_PER_KEY} streams of this key are open, the limit", headers={"Retry-After": str(RETRY_S)}
+            )
         if self.ending or self._open.total() >= MAX_STREAMS:
             raise OverloadedError(f"{MAX_STREAMS} event streams are open, the limit", RETRY_S)
         self._open[caller] += 1
@@ -85,7 +87,7 @@ class EventStreams(PeriodicTask):
     async def begin(self, resumed: Position | None) -> Position:
         """Return the position of a new stream: ``resumed``, or the end. Later events stay stored while it is open.
 
-        Raises EventsExpiredError, StorageError, MasterKeyError.
+        Raises events_expired, StorageError, MasterKeyError.
         """
         await self._threads.run(self._receivers.claim, "stream")
         await self._read_new()
@@ -125,7 +127,9 @@ class EventStreams(PeriodicTask):
     async def _check(self, position: Position) -> None:
         _, kept, _ = await self._threads.run(self._receivers.built_in, "stream")
         if not kept.position <= position <= self._end:
-            raise EventsExpiredError("events after this position were deleted, or the database was restored")
+            raise RefusedError(
+                "events_expired", "events after this position were deleted, or the database was restored"
+            )
 
     async def _look(self) -> None:
         if self._open:

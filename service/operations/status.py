@@ -18,7 +18,7 @@ from typing import Final
 from pydantic import Field
 
 from kith.wire.status import CheckOut, DiskOut, LagOut, SampleOut
-from service.core.errors import GpuUnavailableError, KithError, ReadinessUnknownError, StorageError
+from service.core.errors import KithError, StorageError, UnreadyError
 from service.core.single_flight import SingleFlight
 from service.domain.gallery import GalleryCounts
 from service.index.follower import Followers
@@ -54,13 +54,15 @@ class Readiness:
 
         Raises:
             KithError: error of the first check that fails.
-            ReadinessUnknownError: the checks exceed the timeout.
+            readiness_unknown: the checks exceed the timeout.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.wrap_future(self._looks.start_or_join())
         except TimeoutError as error:
-            raise ReadinessUnknownError(f"the checks did not finish within {self._timeout_s:g} s") from error
+            raise UnreadyError(
+                "readiness_unknown", f"the checks did not finish within {self._timeout_s:g} s"
+            ) from error
 
     async def holds(self) -> bool:
         """Return whether all checks pass. Raises errors that are no KithError."""
@@ -94,9 +96,11 @@ def readiness(
 
     def gpu() -> None:
         if shortfalls:
-            raise GpuUnavailableError(shortfalls[0])
+            raise UnreadyError("gpu_unavailable", shortfalls[0])
         if gpus is not None and gpus.failing():
-            raise GpuUnavailableError(f"a GPU failed in each of its last {FAILED_BATCHES} batches: see nvidia-smi")
+            raise UnreadyError(
+                "gpu_unavailable", f"a GPU failed in each of its last {FAILED_BATCHES} batches: see nvidia-smi"
+            )
 
     def alive() -> None:
         if not devices.alive:

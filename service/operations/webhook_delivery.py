@@ -22,7 +22,7 @@ from typing import Final
 from kith.wire.fields import rfc3339
 from service.core.actor import run_in_thread
 from service.core.clock import Clock
-from service.core.errors import KithError, WebhookRefusedError
+from service.core.errors import KithError, RefusedError
 from service.core.periodic import PeriodicTask
 from service.domain.events import GONE
 from service.observability.metrics import Metrics
@@ -67,13 +67,13 @@ class WebhookSender:
         self._timeout_s = timeout_s
 
     def check(self, url: str) -> None:
-        """Raises WebhookRefusedError if webhooks to this URL are not allowed. No connection is made."""
+        """Raises webhook_refused if webhooks to this URL are not allowed. No connection is made."""
         if self._http.is_disabled:
-            raise WebhookRefusedError("webhooks are disabled")
+            raise RefusedError("webhook_refused", "webhooks are disabled")
         try:
             self._http.target(url)
         except TargetRefusedError as error:
-            raise WebhookRefusedError("webhooks to this URL are not allowed") from error
+            raise RefusedError("webhook_refused", "webhooks to this URL are not allowed") from error
 
     async def send(self, webhook: Webhook, message_id: str, body: bytes) -> Answer:
         """Send a body once. Redirects are not followed, and the response's body is not read. Never raises."""

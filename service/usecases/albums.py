@@ -20,12 +20,12 @@ from models.vision.liveness import LivenessResult
 from models.vision.quality import Quality
 from service.core import deadlines
 from service.core.errors import (
-    AlbumOutdatedError,
-    AlbumTooLargeError,
     DuplicateSubjectError,
     GalleryChangedError,
     InconsistentTemplateError,
     KithError,
+    LimitReachedError,
+    RefusedError,
     RiskUncalibratedError,
 )
 from service.domain.albums import MAX_PHOTOS, Album, AlbumFace, EnrollableFace, FaceRecord, NewAlbumFace
@@ -94,7 +94,7 @@ class AlbumJobs:
         gallery = await context.run(store.galleries.get, context.job.gallery)
         album = await context.run(store.albums.get, gallery, context.job.id)
         if album.generation != gallery.generation:
-            raise AlbumOutdatedError(f"gallery {gallery.name!r} moved to another recognizer meanwhile")
+            raise RefusedError("album_outdated", f"gallery {gallery.name!r} moved to another recognizer meanwhile")
         served, calibration = (
             self.faces.recognizers.for_gallery(gallery),
             calibration_for(gallery, self.galleries.risks),
@@ -117,7 +117,7 @@ class AlbumJobs:
         archive = self.spool.archive(context.job.id, gallery.seal)
         contents = await context.run(partial(read_contents, labeled=False), archive, self.limits, None, context.check)
         if len(contents.subjects) > MAX_PHOTOS:
-            raise AlbumTooLargeError(f"the archive has more than {MAX_PHOTOS:,} photos")
+            raise LimitReachedError("album_too_large", f"the archive has more than {MAX_PHOTOS:,} photos")
         done = await context.run(context.done)
         await context.run(record_other_files, context, contents, done)
         members = iterate_members(archive, self.limits)
@@ -256,9 +256,9 @@ async def enroll_group(
     At most MAX_ENROLLED are enrolled. Faces that a check of enrollment refuses stay, and those after them are checked.
 
     Raises:
-        AlbumOutdatedError, AlbumGroupNotFoundError, AlbumNotFoundError, AlbumNotReadyError.
+        album_outdated, album_group_not_found, album_not_found, album_not_ready.
         SubjectErasedError: the subject was erased since the request began.
-        LivenessUnavailableError: the gallery requires liveness, and no model is served.
+        liveness_unavailable: the gallery requires liveness, and no model is served.
     """
     enrolled, refused = 0, dict[str, KithError]()
     async with backend.galleries.enrolling.of(snapshot.pk):

@@ -10,8 +10,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from models.runtime.network import Network
 from service.core.actor import RequestThreads
 from service.core.deadlines import Turns
-from service.core.errors import GalleryMovedError, GalleryNotFoundError, InvalidRequestError
-from service.core.photo_errors import ImageError
+from service.core.errors import GalleryMovedError, GalleryNotFoundError, ImageError, InvalidRequestError
 from service.domain.gallery import Gallery
 from service.index.follower import Followers
 from service.index.protocol import SharedEngine

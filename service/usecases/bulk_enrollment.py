@@ -14,7 +14,7 @@ from typing import Any, Final
 from kith.wire.common import FaceChoice
 from kith.wire.identifiers import ID_RULE, normalize_id
 from models.vision.face_search import Detail
-from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidRequestError, JobCrashedError, KithError
+from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidRequestError, JobFailedError, KithError
 from service.domain.gallery import Gallery, NewTemplate
 from service.inference.archive_names import is_utf8
 from service.inference.archives import ArchiveContents, ArchivedFile, ArchiveLimits, iterate_members, read_contents
@@ -219,7 +219,9 @@ class _Run:
                 raise
             job = self._context.job.id
             log.exception("job %s: photo %d of the archive failed", job, item.number)
-            raise JobCrashedError(f"photo {item.number} of the archive: see the log entries of job {job}") from error
+            raise JobFailedError(
+                "crashed", f"photo {item.number} of the archive: see the log entries of job {job}"
+            ) from error
 
     async def _accept_or_refuse(self, item: _Item, embedding: Embedding) -> None:
         seen = await embedding

@@ -20,7 +20,7 @@ async def add_decoy(
     Raises:
         InvalidRequestError: there is not exactly one photo or embedding.
         ForbiddenError: an embedding, and the caller lacks the scope vectors.
-        NoFaceError, SeveralFacesError, LowQualityError, ImageError: the photo has no usable face.
+        no_face, several_faces, low_quality, ImageError: the photo has no usable face.
         As DecoyStore.add.
     """
     if len(body.photos) + len(body.embeddings) != 1:

@@ -14,8 +14,13 @@ from models.risk.calibration import Calibration
 from models.runtime.network import Float
 from models.vision.face_search import Detail
 from models.vision.quality_gate import QualityGate
-from service.core.errors import DuplicateSubjectError, InconsistentTemplateError, KithError, SubjectNotFoundError
-from service.core.photo_errors import LowQualityError, NoFaceError, NotLiveError, SeveralFacesError
+from service.core.errors import (
+    DuplicateSubjectError,
+    ImageError,
+    InconsistentTemplateError,
+    KithError,
+    SubjectNotFoundError,
+)
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Gallery, Hit, NewTemplate
 from service.domain.outcomes import RiskTarget
@@ -64,25 +69,28 @@ async def embed_for(
 
 
 def choose_face(photo: Photo, choice: FaceChoice, gate: QualityGate) -> Face:
-    """Return the face to enroll: the main face. Raises NoFaceError, and SeveralFacesError if another one rivals it."""
+    """Return the face to enroll: the main face. Raises no_face, and several_faces if another one rivals it."""
     if not photo.faces:
-        raise NoFaceError("no face was found in the photo")
+        raise ImageError("no_face", "no face was found in the photo")
     row, rivaled = photo.main_face(gate)
     if choice == "only" and rivaled:
-        raise SeveralFacesError(f"the photo shows {photo.face_count} faces, and none is clearly the largest")
+        raise ImageError("several_faces", f"the photo shows {photo.face_count} faces, and none is clearly the largest")
     return photo.faces[row]
 
 
 def template_from_face(
     face: Face, gallery: Gallery, overrides: Overrides, template_id: str | None = None
 ) -> NewTemplate:
-    """Return a template of a face. Raises LowQualityError, NotLiveError, LivenessUnavailableError."""
+    """Return a template of a face. Raises low_quality, not_live, liveness_unavailable."""
     reasons = gallery.settings.quality_gate.reasons(face.quality)
     if reasons and not overrides.allow_low_quality:
-        raise LowQualityError(f"out of bounds: {', '.join(reasons)}", reasons=reasons, quality=face.quality.as_dict())
+        raise ImageError(
+            "low_quality", f"out of bounds: {', '.join(reasons)}", reasons=reasons, quality=face.quality.as_dict()
+        )
     if not overrides.allow_not_live and (verdict := verdict_of(gallery, face)) not in (None, "live"):
         score = None if face.liveness is None else face.liveness.score
-        raise NotLiveError(
+        raise ImageError(
+            "not_live",
             "the photo shows too little around the face to check liveness"
             if score is None
             else "the face looks like a presentation attack",
@@ -100,9 +108,9 @@ def template_from_face(
 
 
 def new_template(vector: Float, gallery: Gallery, overrides: Overrides) -> NewTemplate:
-    """Return a template of a (d,) unit vector. Raises NotLiveError if the gallery requires liveness."""
+    """Return a template of a (d,) unit vector. Raises not_live if the gallery requires liveness."""
     if not overrides.allow_not_live and verdict_of(gallery, None) is not None:
-        raise NotLiveError("liveness cannot be checked for an embedding")
+        raise ImageError("not_live", "liveness cannot be checked for an embedding")
     return NewTemplate(uuid.uuid4().hex, vector, "embedding")
 
 

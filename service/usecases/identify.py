@@ -11,7 +11,7 @@ import numpy as np
 
 from kith.wire.identification import IdentifyIn
 from models.vision.face_search import Detail
-from service.core.photo_errors import ImageError
+from service.core.errors import ImageError
 from service.domain.events import Event
 from service.domain.gallery import Gallery, Keys, SubjectFilter, SubjectLabel
 from service.domain.outcomes import RiskTarget, to_risk_target

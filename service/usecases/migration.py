@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from models.runtime.network import Float
 from models.vision.alignment import align
-from service.core.errors import GalleryMovedError
-from service.core.photo_errors import ImageDamagedError
+from service.core.errors import GalleryMovedError, ImageError
 from service.domain.gallery import Crop, Gallery
 from service.inference import crops
 from service.inference.recognizers import Recognizers, ServedRecognizer
@@ -135,7 +134,7 @@ class Migrations:
 
 def _damaged(template: str, error: Exception) -> ItemOutcome:
     return ItemOutcome(
-        template, "image_damaged", ImageDamagedError(f"the stored crop cannot be read: {error}").document()
+        template, "image_damaged", ImageError("image_damaged", f"the stored crop cannot be read: {error}").document()
     )
 
 

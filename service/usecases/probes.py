@@ -8,8 +8,7 @@ from typing import Any
 
 from models.runtime.network import Float
 from models.vision.quality_gate import QualityGate
-from service.core.errors import KithError
-from service.core.photo_errors import ImageError
+from service.core.errors import ImageError, KithError
 from service.domain.gallery import Gallery, SubjectLabel
 from service.domain.outcomes import RiskTarget
 from service.inference.photo_pipeline import Face, Photo, verdict_of
@@ -45,7 +44,7 @@ class Probe:
 def photo_probes(
     gallery: Gallery, photos: list[Photo | ImageError], quality_gate: QualityGate | None
 ) -> Iterator[Probe]:
-    """Return an item per face, and one per photo without a face. Raises LivenessUnavailableError."""
+    """Return an item per face, and one per photo without a face. Raises liveness_unavailable."""
     for i, photo in enumerate(photos):
         if isinstance(photo, KithError):
             yield Probe(_result(image=i, outcome="error", error=problem_document(photo)))

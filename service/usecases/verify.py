@@ -9,7 +9,7 @@ from kith.wire.risk import PRESETS, RiskIn
 from kith.wire.verification import SideIn, VerifyIn
 from models.runtime.network import Float
 from models.vision.quality_gate import LivenessVerdict, QualityGate
-from service.core.errors import InvalidRequestError, LivenessUnavailableError, RecognizerMismatchError
+from service.core.errors import InvalidRequestError, RecognizerMismatchError, RefusedError
 from service.domain.gallery import Gallery
 from service.domain.outcomes import RejectionOutcome, RiskTarget, to_risk_target
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
@@ -77,7 +77,7 @@ async def verify(backend: Backend, body: VerifyIn, caller: Caller) -> Document:
         GalleryNotFoundError, SubjectNotFoundError: a side is a subject that the caller may not see or that is missing.
         ForbiddenError: a side is a subject, the other an embedding or the risk chosen, and the caller lacks the scope
             vectors.
-        ImageError, RecognizerMismatchError, ModelNotServedError, LivenessUnavailableError: a side cannot be compared.
+        ImageError, RecognizerMismatchError, model_not_served, liveness_unavailable: a side cannot be compared.
     """
     sides = (body.a, body.b)
     subject = next((side.subject for side in sides if side.subject), None)
@@ -159,7 +159,7 @@ def _choose_recognizer(backend: Backend, body: VerifyIn, gallery: Gallery | None
     """Return the requested recognizer, else that of the subjects' gallery, else the default.
 
     Raises:
-        ModelNotServedError: the recognizer is not served.
+        model_not_served: the recognizer is not served.
         RecognizerMismatchError: a subject or embedding is of another recognizer, or an embedding names none and the
             gallery has, or had, vectors of two.
     """
@@ -185,13 +185,15 @@ def _liveness_threshold(backend: Backend, body: VerifyIn, gallery: Gallery | Non
 
     A request may require liveness where the gallery does not. It cannot lower the gallery's threshold.
 
-    Raises LivenessUnavailableError: liveness is required and the served pack has no liveness model.
+    Raises liveness_unavailable: liveness is required and the served pack has no liveness model.
     """
     required = gallery is not None and gallery.settings.liveness == "required"
     if not required and not body.require_liveness:
         return None
     if backend.faces.photos.judge is None:
-        raise LivenessUnavailableError("liveness is required, and the served model pack has no liveness model")
+        raise RefusedError(
+            "liveness_unavailable", "liveness is required, and the served model pack has no liveness model"
+        )
     own = gallery.settings.liveness_threshold if gallery is not None and required else None
     return backend.faces.photos.judge.spec.threshold if own is None else own
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.core.errors import BackupError
+from service.core.errors import LocalError
 from service.domain.gallery import GallerySettings
 from service.storage.privacy.backup import back_up, read_manifest, restore
 from tests.databases import open_database
@@ -87,7 +87,8 @@ def test_a_backup_cut_off_by_other_means_is_refused(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-100])
         try:
             restore(database, path, replace=True)
-        except BackupError:
+        except LocalError as error:
+            assert error.code == "backup"
             assert [gallery.name for gallery in node.store.galleries.list_page(None, 5)] == ["g"]
         else:
             raise AssertionError("a part of a backup was restored")

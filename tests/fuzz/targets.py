@@ -27,8 +27,7 @@ from models.errors import ModelError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.risk.calibration import EDGES, Calibration
 from service.api.http.bodies import read_photos
-from service.core.errors import KithError
-from service.core.photo_errors import ImageError
+from service.core.errors import ImageError, KithError
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.gallery_items import FileRow, checked, vector_bytes
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents

@@ -17,8 +17,7 @@ from service.api.compreface.similarity import to_probability
 from service.api.http.access import BackendDep
 from service.api.http.bodies import check_parameters, media_type, read_form, read_json, set_body_limit, unsupported
 from service.api.http.deadlines import deadline, timeout_s
-from service.core.errors import InvalidRequestError
-from service.core.photo_errors import ImageTooLargeError, NoFaceError
+from service.core.errors import ImageError, InvalidRequestError
 from service.inference.photo_pipeline import Face
 
 MAX_PREDICTIONS: Final = 100
@@ -44,11 +43,11 @@ class FaceOptions:
         return name in (part.strip() for part in self.face_plugins.split(","))
 
     def choose(self, faces: Sequence[Face]) -> list[Face]:
-        """Return the requested faces, largest first. Raises NoFaceError: there is none."""
+        """Return the requested faces, largest first. Raises no_face: there is none."""
         threshold = self.det_prob_threshold or 0
         chosen = [face for face in faces if to_probability(face.score) >= threshold]
         if not chosen:
-            raise NoFaceError("no face was found in the photo")
+            raise ImageError("no_face", "no face was found in the photo")
         chosen.sort(key=lambda face: -float((face.box_xyxy[2:] - face.box_xyxy[:2]).prod()))
         return chosen[: self.limit or None]
 
@@ -84,7 +83,7 @@ def max_predictions(count: int) -> int:
 async def _read_file(request: Request, backend: BackendDep) -> AsyncIterator[bytes]:
     """Yield the photo ``file``, from a form part or a base64 string of JSON.
 
-    Raises InvalidRequestError, ImageTooLargeError, UnsupportedMediaTypeError.
+    Raises InvalidRequestError, image_too_large, unsupported_media_type.
     """
     check_parameters(request)
     settings, seconds = backend.settings, timeout_s(request, backend.settings.deadline_s)
@@ -102,7 +101,7 @@ async def _read_file(request: Request, backend: BackendDep) -> AsyncIterator[byt
         else:
             raise unsupported(kind)
     if len(photo) > max_bytes:
-        raise ImageTooLargeError(f"the photo has more than {max_bytes} bytes, the limit")
+        raise ImageError("image_too_large", f"the photo has more than {max_bytes} bytes, the limit")
     async with deadline(request, seconds):
         yield photo
 

@@ -27,13 +27,12 @@ from service.api.http.deadlines import deadline, timeout_s
 from service.api.http.gate import DEFAULT_BODY_BYTES
 from service.api.http.problems import validation_error
 from service.core.errors import (
+    ImageError,
     InvalidRequestError,
-    RequestTooLargeError,
-    UnsupportedEncodingError,
-    UnsupportedMediaTypeError,
+    LimitReachedError,
+    RefusedError,
 )
 from service.core.json_limits import DEFAULT_LIMITS, JsonLimits, check_json
-from service.core.photo_errors import ImageTooLargeError
 from service.settings import Settings
 
 OPTIONS_FIELD: Final = "request"
@@ -86,9 +85,9 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
 
     Raises:
         InvalidRequestError: the body does not fit the model, or has too many photos or embeddings.
-        UnsupportedMediaTypeError: the content type is not supported.
-        ImageTooLargeError: a bare photo is too large. A photo among several fails alone, when it is decoded.
-        RequestTooLargeError, UnsupportedEncodingError: as :func:`set_body_limit`.
+        unsupported_media_type: the content type is not supported.
+        image_too_large: a bare photo is too large. A photo among several fails alone, when it is decoded.
+        request_too_large, unsupported_encoding: as :func:`set_body_limit`.
     """
     sides = model is VerifyIn
     set_body_limit(request, settings.max_request_bytes(VERIFY_SIDES if sides else settings.max_images))
@@ -126,7 +125,7 @@ async def _read_photo(request: Request, max_bytes: int) -> bytes:
     async for chunk in request.stream():
         received += len(chunk)
         if received > max_bytes:
-            raise ImageTooLargeError(f"the photo has more than {max_bytes} bytes, the limit")
+            raise ImageError("image_too_large", f"the photo has more than {max_bytes} bytes, the limit")
         chunks.append(chunk)
     return b"".join(chunks)
 
@@ -174,7 +173,7 @@ class BodyOf:
         return {*plain_options(self.model)} if self.takes_photos and not self.is_verification else set()
 
     async def read_json(self, request: Request) -> Any:
-        """Raises InvalidRequestError, UnsupportedMediaTypeError, UnsupportedEncodingError."""
+        """Raises InvalidRequestError, unsupported_media_type, unsupported_encoding."""
         set_body_limit(request, DEFAULT_BODY_BYTES)
         require_json(request)
         return await read_json(request, self.model)
@@ -218,12 +217,12 @@ def set_body_limit(request: Request, size: int, streamed: bool = False, codings:
         codings: content codings that the caller decodes.
 
     Raises:
-        UnsupportedEncodingError: the body has another content coding.
-        RequestTooLargeError: its declared length exceeds the limit.
+        unsupported_encoding: the body has another content coding.
+        request_too_large: its declared length exceeds the limit.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and (len(declared) > 15 or int(declared) > size):
-        raise RequestTooLargeError(f"{declared[:20]} bytes, the limit is {size}")
+        raise LimitReachedError("request_too_large", f"{declared[:20]} bytes, the limit is {size}")
     request.scope.update(body_limit=size, body_streamed=streamed)
     return content_coding(request.headers, codings)
 
@@ -231,7 +230,7 @@ def set_body_limit(request: Request, size: int, streamed: bool = False, codings:
 def content_coding(headers: Headers, accepted: tuple[str, ...] = ()) -> str | None:
     """Return the content coding of a body (RFC 9110, 8.4), None if it has none.
 
-    Raises UnsupportedEncodingError: it is none of ``accepted``, in lower case, or there are several.
+    Raises unsupported_encoding: it is none of ``accepted``, in lower case, or there are several.
     """
     named = ",".join(headers.getlist("content-encoding")).lower().split(",")
     codings = [coding.strip().removeprefix("x-") for coding in named if coding.strip() not in ("", "identity")]
@@ -239,8 +238,10 @@ def content_coding(headers: Headers, accepted: tuple[str, ...] = ()) -> str | No
         return None
     if len(codings) > 1 or codings[0] not in accepted:
         supported = ", ".join((*accepted, "identity"))
-        raise UnsupportedEncodingError(
-            f"Content-Encoding: {', '.join(codings)[:80]!r}; this path supports: {supported}", supported
+        raise RefusedError(
+            "unsupported_encoding",
+            f"Content-Encoding: {', '.join(codings)[:80]!r}; this path supports: {supported}",
+            headers={"Accept-Encoding": supported},  # RFC 9110, 15.5.16
         )
     return codings[0]
 
@@ -258,13 +259,13 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def unsupported(kind: str, remedy: str = "") -> UnsupportedMediaTypeError:
+def unsupported(kind: str, remedy: str = "") -> RefusedError:
     found = f"the header Content-Type is {kind!r}" if kind else "the header Content-Type is missing"
-    return UnsupportedMediaTypeError(f"{found}{remedy}")
+    return RefusedError("unsupported_media_type", f"{found}{remedy}")
 
 
 def require_json(request: Request) -> None:
-    """Check the content type of a JSON body, if there is one. Raises UnsupportedMediaTypeError."""
+    """Check the content type of a JSON body, if there is one. Raises unsupported_media_type."""
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     kind = media_type(request)
     if has_body and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):

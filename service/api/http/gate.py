@@ -18,12 +18,11 @@ from service.api.http.auth import Authenticator
 from service.api.http.problems import PROBLEM_CODE, cut_response, problem_response, unexpected_problem
 from service.core.actor import Actor, acting_as
 from service.core.errors import (
-    ClientTooSlowError,
     ForbiddenError,
     ForeignOriginError,
     KithError,
+    LimitReachedError,
     OverloadedError,
-    RequestTooLargeError,
     TooManyStreamsError,
     UnauthorizedError,
 )
@@ -125,12 +124,12 @@ class Gate:
                 async with asyncio.timeout(BODY_PATIENCE_S + received / MIN_BODY_RATE - waited_s):
                     message = await receive()
             except TimeoutError as error:
-                raise ClientTooSlowError("the body did not arrive in time") from error
+                raise LimitReachedError("client_too_slow", "the body did not arrive in time") from error
             waited_s += time.perf_counter() - begin_s
             is_complete = not message.get("more_body")
             received += len(message.get("body", b""))
             if received > limit:
-                raise RequestTooLargeError(f"more than {limit} bytes")
+                raise LimitReachedError("request_too_large", f"more than {limit} bytes")
             if not scope.get("body_streamed"):  # held in memory until the response
                 self._held_bytes += received - exchange.counted_bytes
                 exchange.counted_bytes = received

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -25,19 +24,12 @@ from models.errors import ModelError
 from service.api.http.parameters import SEALED_CURSOR, WITHOUT_NUL
 from service.core.errors import (
     ClientGoneError,
-    ClientTooSlowError,
     InvalidRequestError,
     KithError,
-    OverloadedError,
-    StorageBusyError,
-    TooManyStreamsError,
-    UnauthorizedError,
-    UnsupportedEncodingError,
 )
 
 ProblemFormat = Callable[[Problem], tuple[int, Mapping[str, Any]]]
 """Converts a problem to the status and body of another API."""
-MIN_RETRY_AFTER_S: Final = 1
 MEDIA_TYPE: Final = "application/problem+json"
 ROUTING_CODES: Final = ("not_found", "method_not_allowed")
 """Codes of paths without a route, and of methods that the path's routes do not have."""
@@ -144,22 +136,10 @@ def cut_response(request: Request, error: Exception) -> None:
 
 def problem_response(request: Request, error: KithError) -> JSONResponse:
     request.state.error = error
-    headers = {}
-    if isinstance(error, OverloadedError | StorageBusyError):
-        wait_s = error.seconds if isinstance(error, OverloadedError) else 0
-        headers["Retry-After"] = str(max(MIN_RETRY_AFTER_S, math.ceil(wait_s)))
-    if isinstance(error, TooManyStreamsError):
-        headers["Retry-After"] = str(error.seconds)
-    if isinstance(error, ClientTooSlowError):
-        headers["Connection"] = "close"  # what else arrives belongs to the body
-    if isinstance(error, UnsupportedEncodingError):
-        headers["Accept-Encoding"] = error.accepted  # RFC 9110, 15.5.16
-    if isinstance(error, UnauthorizedError):
-        headers["WWW-Authenticate"] = 'Bearer realm="kith"'
-    return _encode(request, to_problem(error, _request_id(request)), headers)
+    return _encode(request, to_problem(error, _request_id(request)), error.headers)
 
 
-def _encode(request: Request, document: Problem, headers: dict[str, str]) -> JSONResponse:
+def _encode(request: Request, document: Problem, headers: Mapping[str, str]) -> JSONResponse:
     setattr(request.state, PROBLEM_CODE, document.code)
     formats: Mapping[str, ProblemFormat] = request.app.state.problem_formats
     for prefix, to_format in formats.items():

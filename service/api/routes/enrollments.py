@@ -84,7 +84,7 @@ async def queue_archive(
 ) -> JobOut:
     """Write the body to the spool as it arrives, and queue a job that reads it. ``beginning``: as of JobStore.create.
 
-    Raises ArchiveInvalidError, UnsupportedEncodingError, StorageFullError; as JobStore.create.
+    Raises ArchiveInvalidError, unsupported_encoding, StorageFullError; as JobStore.create.
     """
     # An archive is recognized by content: a coding is the compression of its tar.
     set_body_limit(request, backend.settings.max_upload_bytes, streamed=True, codings=("gzip", "zstd"))

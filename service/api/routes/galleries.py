@@ -26,7 +26,7 @@ from service.api.http.parameters import GalleryPath, NameCursor, PageLimit
 from service.api.routes.erasures import to_deleted_out
 from service.core.errors import (
     GalleryNotFoundError,
-    LivenessUnavailableError,
+    RefusedError,
 )
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.outcomes import to_risk_target
@@ -55,9 +55,9 @@ async def create_gallery(body: JsonBody[GalleryIn], backend: BackendDep) -> Gall
 
 
 def _check_liveness(backend: Backend, setting: LivenessSetting | None) -> None:
-    """Raises LivenessUnavailableError: liveness is required and the served pack has no liveness model."""
+    """Raises liveness_unavailable: liveness is required and the served pack has no liveness model."""
     if setting == "required" and backend.faces.photos.judge is None:
-        raise LivenessUnavailableError("the served model pack has no liveness model")
+        raise RefusedError("liveness_unavailable", "the served model pack has no liveness model")
 
 
 @routes.get("", dependencies=[READ])

@@ -76,7 +76,7 @@ async def cancel_job(job: ObjectId, backend: BackendDep, caller: CallerDep) -> J
 
 
 async def _find_job(backend: Backend, caller: Caller, job_id: str) -> Job:
-    """Raises JobNotFoundError, also if the job is of a gallery that the caller's key is not for."""
+    """Raises job_not_found, also if the job is of a gallery that the caller's key is not for."""
     found = await backend.run(backend.jobs.runner.store.job, job_id)
     if not caller.rights.sees(found.gallery):
         raise mark_hidden(missing(job_id))

@@ -305,7 +305,7 @@ async def picture_response(
 ) -> Response:
     """Return a crop with its ETag, and record who read it; 304 if the client has it.
 
-    Raises SubjectNotFoundError, TemplateNotFoundError, CropNotFoundError.
+    Raises SubjectNotFoundError, template_not_found, crop_not_found.
     """
     crop = await backend.run(backend.galleries.store.templates.crop, gallery, subject, template)
     etag = f'"{hashlib.sha256(crop.image).hexdigest()[:32]}"'

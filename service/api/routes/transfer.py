@@ -23,9 +23,9 @@ from service.api.routes.galleries import change_settings, to_gallery_out
 from service.core.errors import (
     GalleryExistsError,
     GalleryNotFoundError,
-    ImportFileError,
+    InvalidDataError,
     KithError,
-    RequestTooLargeError,
+    LimitReachedError,
 )
 from service.core.gunzip import Gunzip
 from service.domain.gallery import Gallery, GallerySettings
@@ -135,7 +135,7 @@ class _Intake:
             given = {key: value for key, value in header.settings.items() if key in SETTING_NAMES}
             settings = change_settings(GallerySettingsIn.model_validate(given), GallerySettings())
         except ValueError as error:
-            raise ImportFileError("the file's header has invalid gallery settings") from error
+            raise InvalidDataError("import", "the file's header has invalid gallery settings") from error
         recognizer = self._recognizers.get(header.recognizer) or self._recognizers.default
         try:
             # Raise before creating: a file of another recognizer must not leave an empty gallery behind.
@@ -169,13 +169,13 @@ async def _import_lines(backend: Backend, request: Request, unpacker: _Plain | G
     async for piece in _read_blocks(backend, request, unpacker):
         count += piece.count(b"\n")
         if count > max_items(unpacker.packed):
-            raise ImportFileError(f"the file has more than {max_items(unpacker.packed)} lines for its size")
+            raise InvalidDataError("import", f"the file has more than {max_items(unpacker.packed)} lines for its size")
         await run(intake.add, lines, lines.feed(piece))
     await run(intake.add, lines, lines.end())
 
 
 async def _read_blocks(backend: Backend, request: Request, unpacker: _Plain | Gunzip) -> AsyncIterator[bytes]:
-    """Decompress the body in blocks of about BLOCK_BYTES. Raises ImportFileError, RequestTooLargeError."""
+    """Decompress the body in blocks of about BLOCK_BYTES. Raises import_invalid, request_too_large."""
     max_bytes = backend.settings.max_unpacked_bytes
     pending: list[bytes] = []
     size = 0
@@ -188,13 +188,15 @@ async def _read_blocks(backend: Backend, request: Request, unpacker: _Plain | Gu
                     yield b"".join(pending)
                     pending, size = [], 0
                 if unpacker.unpacked > max_bytes:
-                    raise RequestTooLargeError(f"the file has more than {max_bytes} bytes when decompressed")
+                    raise LimitReachedError(
+                        "request_too_large", f"the file has more than {max_bytes} bytes when decompressed"
+                    )
         yield b"".join(pending)
         unpacker.end()
     except ClientDisconnect as error:
-        raise ImportFileError("the connection closed before the file ended") from error
+        raise InvalidDataError("import", "the connection closed before the file ended") from error
     except ValueError as error:
-        raise ImportFileError(str(error)) from error
+        raise InvalidDataError("import", str(error)) from error
 
 
 class _Plain:

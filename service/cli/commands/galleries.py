@@ -21,7 +21,6 @@ from service.cli.connection import connect
 from service.cli.options import CommandGroup, GalleryArgument, RiskOptions, ServerOptions, Yes
 from service.cli.terminal import make_table, print_line, print_table, progress_bar, remedy_lines, require_confirmation
 from service.core.atomic_files import atomic_write
-from service.core.errors import RetentionUnconfirmedError
 from service.core.text import format_ratio
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def update(
         try:
             updated = kith.update_gallery(name, **given)
         except KithClientError as error:
-            if error.code != RetentionUnconfirmedError.code:
+            if error.code != "retention_unconfirmed":
                 raise
             require_confirmation(f"{error.problem['detail']}. Erase them for good?", yes)
             updated = kith.update_gallery(name, confirm=error.problem["confirm"], **given)

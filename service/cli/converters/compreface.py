@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from service.cli.converters.output import PersonPhoto, SubjectIds
-from service.core.errors import ForeignFileError
+from service.core.errors import LocalError
 
 MAX_LINE_BYTES: Final = 200_000_000
 """Size limit of a row. A photo takes two hexadecimal digits per byte."""
@@ -57,7 +57,7 @@ def read_collections(dump: Path) -> list[CompreFaceCollection]:
     """Return the face collections that have subjects, without the content of photos.
 
     Raises:
-        ForeignFileError: the file is not a dump of CompreFace's tables, or is truncated.
+        foreign_file: the file is not a dump of CompreFace's tables, or is truncated.
         OSError: the file cannot be read.
     """
     names: dict[str, str] = {}
@@ -73,14 +73,16 @@ def read_collections(dump: Path) -> list[CompreFaceCollection]:
         elif table == "embedding" and row.get("subject_id") is not None:
             embeddings.append((_text(row, "subject_id"), None if row.get("img_id") is None else _text(row, "img_id")))
     if "subject" not in tables:
-        raise ForeignFileError(f"{dump.name} has no rows of CompreFace's table 'subject'")
+        raise LocalError("foreign_file", f"{dump.name} has no rows of CompreFace's table 'subject'")
     found: dict[str, CompreFaceCollection] = {}
     for subject, (api_key, name) in subjects.items():
         collection = found.setdefault(api_key, CompreFaceCollection(api_key, names.get(api_key)))
         collection.people[subject] = name
     for subject, photo in embeddings:
         if subject not in subjects:
-            raise ForeignFileError(f"{dump.name}: an embedding belongs to subject {subject}, which is not in the dump")
+            raise LocalError(
+                "foreign_file", f"{dump.name}: an embedding belongs to subject {subject}, which is not in the dump"
+            )
         collection = found[subjects[subject][0]]
         if photo is None:
             collection.without_photo += 1
@@ -93,7 +95,7 @@ def read_photos(dump: Path, collection: CompreFaceCollection, ids: SubjectIds) -
     """Yield a collection's photos, one at a time.
 
     Raises:
-        ForeignFileError: as :func:`read_collections`, or a photo is missing.
+        foreign_file: as :func:`read_collections`, or a photo is missing.
     """
     expected = dict(collection.photos)
     for _, row in _rows(dump, {"img": ()}):
@@ -102,7 +104,9 @@ def read_photos(dump: Path, collection: CompreFaceCollection, ids: SubjectIds) -
             continue
         yield PersonPhoto(ids.id_for(collection.people[subject]), photo, _photo_content(row, dump))
     if expected:
-        raise ForeignFileError(f"{dump.name} lacks {len(expected)} photos of the table 'img' that embeddings refer to")
+        raise LocalError(
+            "foreign_file", f"{dump.name} lacks {len(expected)} photos of the table 'img' that embeddings refer to"
+        )
 
 
 def _rows(dump: Path, excluded: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Row]]:
@@ -110,8 +114,10 @@ def _rows(dump: Path, excluded: dict[str, tuple[str, ...]]) -> Iterator[tuple[st
     with dump.open("rb") as file:
         start = file.read(len(CUSTOM_FORMAT))
     if start == CUSTOM_FORMAT:
-        raise ForeignFileError(
-            f"{dump.name} is in pg_dump's custom format", remedy=f"Convert it: pg_restore -f dump.sql {dump.name}"
+        raise LocalError(
+            "foreign_file",
+            f"{dump.name} is in pg_dump's custom format",
+            remedy=f"Convert it: pg_restore -f dump.sql {dump.name}",
         )
     with _open(dump, start) as lines:
         tables = 0
@@ -126,15 +132,15 @@ def _rows(dump: Path, excluded: dict[str, tuple[str, ...]]) -> Iterator[tuple[st
                     if table not in excluded:
                         continue
                     if len(values) != len(columns):
-                        raise ForeignFileError(
-                            f"{dump.name}: a row of {table!r} does not have as many values as columns"
+                        raise LocalError(
+                            "foreign_file", f"{dump.name}: a row of {table!r} does not have as many values as columns"
                         )
                     row = zip(columns, values, strict=True)
                     yield table, {column: _unescape(value) for column, value in row if column not in excluded[table]}
         except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
-            raise ForeignFileError(f"{dump.name} cannot be read: {error}") from error
+            raise LocalError("foreign_file", f"{dump.name} cannot be read: {error}") from error
         if tables == 0:
-            raise ForeignFileError(f"{dump.name} has no rows in pg_dump's format (COPY ... FROM stdin)")
+            raise LocalError("foreign_file", f"{dump.name} has no rows in pg_dump's format (COPY ... FROM stdin)")
 
 
 def _open(dump: Path, start: bytes) -> IO[bytes]:
@@ -148,7 +154,7 @@ def _copied_rows(lines: IO[bytes], dump: Path) -> Iterator[list[bytes]]:
         if (row := line.removesuffix(b"\n").removesuffix(b"\r")) == END:
             return
         yield row.split(b"\t")
-    raise ForeignFileError(f"{dump.name} is truncated, or has a row of more than {MAX_LINE_BYTES:,} bytes")
+    raise LocalError("foreign_file", f"{dump.name} is truncated, or has a row of more than {MAX_LINE_BYTES:,} bytes")
 
 
 def _unescape(text: bytes) -> bytes | None:
@@ -160,7 +166,7 @@ def _unescape(text: bytes) -> bytes | None:
 
 def _text(row: Row, column: str) -> str:
     if (value := row.get(column)) is None:
-        raise ForeignFileError(f"a row lacks {column!r}: these are not CompreFace's tables")
+        raise LocalError("foreign_file", f"a row lacks {column!r}: these are not CompreFace's tables")
     return value.decode("utf-8")
 
 
@@ -171,4 +177,4 @@ def _photo_content(row: Row, dump: Path) -> bytes:
             raise ValueError("photos must be hexadecimal (bytea_output = hex)")
         return binascii.unhexlify(content[2:])
     except ValueError as error:
-        raise ForeignFileError(f"{dump.name}: a row of 'img' cannot be read: {error}") from error
+        raise LocalError("foreign_file", f"{dump.name}: a row of 'img' cannot be read: {error}") from error

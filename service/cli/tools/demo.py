@@ -49,8 +49,7 @@ More: docs/tutorial.md, {kith} --help"""
 
 
 class PhotosMissingError(SettingsError):
-    code, title = "demo_photos", "The demo's photos are not installed"
-    remedy = "Run 'make demo', which installs them, or install scikit-image and (with --no-deps) insightface."
+    code = "demo_photos"
 
 
 def package_file(package: str, *parts: str) -> Path:

@@ -135,7 +135,7 @@ def _prepared_engine(url: str, vault: Vault) -> Engine:
         failure = storage_error("the database cannot be opened", error)
         if type(failure) is StorageBusyError:
             failure.remedy = OPEN_BUSY_REMEDY
-        elif type(failure) is StorageError and failure.remedy == StorageError.remedy:
+        elif type(failure) is StorageError and failure.remedy == StorageError("").remedy:
             failure.remedy = OPEN_REMEDY
         raise failure from error
     except OSError as error:

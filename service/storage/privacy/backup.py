@@ -24,7 +24,7 @@ from sqlalchemy.engine import Connection
 
 from kith.wire.fields import rfc3339
 from service.core.atomic_files import atomic_write
-from service.core.errors import BackupError, MasterKeyError
+from service.core.errors import LocalError, MasterKeyError
 from service.security.master_keys import MasterKeys
 from service.storage.audit.log import note
 from service.storage.db import bulk_rows
@@ -100,29 +100,29 @@ class Manifest:
 
     @classmethod
     def of(cls, document: Any) -> Self:
-        """Parse a manifest. Raises BackupError."""
+        """Parse a manifest. Raises backup."""
         if not isinstance(document, dict) or document.pop("kind", None) != "kith-backup":
-            raise BackupError("the file is not a Kith backup")
+            raise LocalError("backup", "the file is not a Kith backup")
         if (found := document.pop("format", None)) != FORMAT:
-            raise BackupError(f"the backup has format {found!r}; this version reads format {FORMAT}")
+            raise LocalError("backup", f"the backup has format {found!r}; this version reads format {FORMAT}")
         try:
             return cls(**document)
         except TypeError as error:
-            raise BackupError("the backup's manifest is incomplete") from error
+            raise LocalError("backup", "the backup's manifest is incomplete") from error
 
 
 def back_up(database: Database, path: Path) -> Manifest:
     """Write a consistent snapshot to a file that only its owner may read. The file appears when it is complete.
 
     Raises:
-      BackupError: the file cannot be written.
+      backup: the file cannot be written.
       StorageError: the database cannot be read.
     """
     try:
         with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive, database.read() as connection:
             return _write(connection, archive)
     except OSError as error:
-        raise BackupError(f"cannot write {path}: {error.strerror or error}") from error
+        raise LocalError("backup", f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _write(connection: Connection, archive: zipfile.ZipFile) -> Manifest:
@@ -165,13 +165,13 @@ def _own_rows(table: sa.Table) -> list[sa.ColumnElement[bool]]:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Raises BackupError."""
+    """Raises backup."""
     with _archive(path) as archive:
         return _manifest(archive)
 
 
 def check_keys(path: Path, master: MasterKeys) -> None:
-    """Raises BackupError if a required master key is missing."""
+    """Raises backup if a required master key is missing."""
     with _archive(path) as archive:
         _check_keys(archive, _manifest(archive), master)
 
@@ -187,7 +187,7 @@ def restore(
     after the backup are repeated.
 
     Raises:
-      BackupError: the file is damaged or of another version, a master key is missing, or the database is not empty.
+      backup: the file is damaged or of another version, a master key is missing, or the database is not empty.
       StorageError: the database cannot be written.
     """
     with _archive(path) as archive:
@@ -195,16 +195,17 @@ def restore(
         _verify(archive, manifest)
         _check_keys(archive, manifest, database.vault.master)
         with (
-            database.write(BackupError("the backup's rows are inconsistent")) as connection,
+            database.write(LocalError("backup", "the backup's rows are inconsistent")) as connection,
             bulk_rows.large_page_cache(connection),
         ):
             if connection.dialect.name == "postgresql":
                 names = ", ".join(table.name for table in metadata.sorted_tables)
                 connection.exec_driver_sql(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
             if (revision := _revision(connection)) != manifest.revision:
-                raise BackupError(
+                raise LocalError(
+                    "backup",
                     f"the backup has schema revision {manifest.revision}, the database {revision}. Restore it "
-                    f"with Kith {manifest.kith}, then start the newer version on that database"
+                    f"with Kith {manifest.kith}, then start the newer version on that database",
                 )
             erased = repeated_erasures.known(connection)
             ended = all_keys(connection, database.vault)
@@ -251,9 +252,10 @@ def _clear(connection: Connection, replace: bool) -> None:
         for table in counted
     }
     if any(held.values()) and not replace:
-        raise BackupError(
+        raise LocalError(
+            "backup",
             f"the database holds {held['templates']} templates of {held['subjects']} people. Restore into an empty "
-            "database, or pass --replace to delete its contents"
+            "database, or pass --replace to delete its contents",
         )
     if replace:
         for table in reversed(metadata.sorted_tables):
@@ -298,27 +300,27 @@ def _archive(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as error:
-        raise BackupError(f"cannot read {path} as a backup: {error}") from error
+        raise LocalError("backup", f"cannot read {path} as a backup: {error}") from error
 
 
 def _manifest(archive: zipfile.ZipFile) -> Manifest:
     try:
         return Manifest.of(json.loads(archive.read(MANIFEST)))
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise BackupError("the file is not a Kith backup") from error
+        raise LocalError("backup", "the file is not a Kith backup") from error
 
 
 def _verify(archive: zipfile.ZipFile, manifest: Manifest) -> None:
     if set(manifest.sha256) != {table.name for table in TABLES}:
-        raise BackupError("the backup and this version have different tables")
+        raise LocalError("backup", "the backup and this version have different tables")
     for name, expected in manifest.sha256.items():
         try:
             with archive.open(_entry(name)) as entry:
                 found = hashlib.file_digest(entry, "sha256")  # type: ignore[arg-type]
         except (KeyError, OSError, zipfile.BadZipFile) as error:
-            raise BackupError(f"table {name} of the backup is damaged: {error}") from error
+            raise LocalError("backup", f"table {name} of the backup is damaged: {error}") from error
         if found.hexdigest() != expected:
-            raise BackupError(f"table {name} of the backup is damaged: checksum mismatch")
+            raise LocalError("backup", f"table {name} of the backup is damaged: checksum mismatch")
 
 
 def _check_keys(archive: zipfile.ZipFile, manifest: Manifest, master: MasterKeys) -> None:
@@ -330,7 +332,7 @@ def _check_keys(archive: zipfile.ZipFile, manifest: Manifest, master: MasterKeys
                 secret = dict(zip(secrets.columns.keys(), row, strict=True))
                 master.unwrap(secret["wrapped"], secret["name"], secret["master_key"])
     except MasterKeyError as error:
-        raise BackupError(f"cannot decrypt the backup: {error.detail}") from error
+        raise LocalError("backup", f"cannot decrypt the backup: {error.detail}") from error
 
 
 def _entry(table: str) -> str:

@@ -16,7 +16,7 @@ from typing import IO, Any, Final, cast
 import orjson
 import sqlalchemy as sa
 
-from service.core.errors import BackupError
+from service.core.errors import LocalError
 from service.core.zstandard import ZstdError, ZstdFile
 from service.domain.gallery_items import from_microseconds, to_microseconds
 from service.storage.db.tables import Utc
@@ -78,13 +78,13 @@ def read_rows(file: IO[bytes], table: sa.Table, count: int) -> Iterator[list[Any
     """Yield the ``count`` rows of a table.
 
     Raises:
-      BackupError: the file is damaged, or has other columns, other types or another number of rows.
+      backup: the file is damaged, or has other columns, other types or another number of rows.
     """
     forms, found = _forms(table), 0
     try:
         with ZstdFile(file) as packed, BufferedReader(cast(RawIOBase, packed), BUFFER_BYTES) as stream:
             if orjson.loads(stream.readline()) != table.columns.keys():
-                raise BackupError(f"table {table.name} of the backup has different columns")
+                raise LocalError("backup", f"table {table.name} of the backup has different columns")
             for line in stream:
                 found += 1
                 yield [
@@ -92,9 +92,11 @@ def read_rows(file: IO[bytes], table: sa.Table, count: int) -> Iterator[list[Any
                     for value, form in zip(orjson.loads(line), forms, strict=True)
                 ]
     except (ArithmeticError, EOFError, TypeError, ValueError, ZstdError) as error:
-        raise BackupError(f"row {found} of table {table.name} of the backup cannot be read: {error}") from error
+        raise LocalError(
+            "backup", f"row {found} of table {table.name} of the backup cannot be read: {error}"
+        ) from error
     if found != count:
-        raise BackupError(f"table {table.name} has {found} rows instead of {count}")
+        raise LocalError("backup", f"table {table.name} has {found} rows instead of {count}")
 
 
 def _forms(table: sa.Table) -> list[_Form]:

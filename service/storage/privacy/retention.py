@@ -16,7 +16,7 @@ from service.core.errors import (
     GalleryMovedError,
     GalleryNotFoundError,
     KithError,
-    RetentionUnconfirmedError,
+    RefusedError,
     StorageError,
 )
 from service.domain.gallery import Gallery
@@ -91,7 +91,7 @@ class Retention:
         ``confirmed``: number of templates, or of subjects if these are more, that may be erased.
 
         Raises:
-          RetentionUnconfirmedError: more than a tenth and more than ``confirmed`` would be erased.
+          retention_unconfirmed: more than a tenth and more than ``confirmed`` would be erased.
           GalleryNotFoundError: the gallery was deleted.
         """
         before = now - timedelta(days=days)
@@ -105,7 +105,8 @@ class Retention:
                 for rows in (_old(gallery, before).where(OF_PERSON).order_by(None), _fully_due(gallery, before))
             ]
         if max(due) > confirmed and any(count > MAX_SHARE * of for count, of in zip(due, row, strict=True)):
-            raise RetentionUnconfirmedError(
+            raise RefusedError(
+                "retention_unconfirmed",
                 f"a retention of {days} days would erase {due[0]} of {row.template_count} templates and {due[1]} of "
                 f"{row.subject_count} subjects of gallery {gallery.name!r}",
                 f"If this is meant, repeat the change with confirm={max(due)}.",

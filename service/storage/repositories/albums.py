@@ -17,16 +17,12 @@ from sqlalchemy.engine import Connection
 
 from models.runtime.network import Float
 from service.core.errors import (
-    AlbumGroupNotFoundError,
-    AlbumNotFoundError,
-    AlbumNotReadyError,
-    AlbumOutdatedError,
-    AlbumTooLargeError,
     GalleryChangedError,
     InvalidRequestError,
+    LimitReachedError,
+    NotFoundError,
+    RefusedError,
     StorageError,
-    TemplateConflictError,
-    TooManyAlbumsError,
 )
 from service.domain.albums import (
     EXAMPLES,
@@ -79,7 +75,7 @@ class AlbumStore:
     def beginning(self, gallery: Gallery, risk: float, expires_at: datetime) -> Beginning:
         """Return a function that adds an empty album in the transaction that queues its job.
 
-        It raises TooManyAlbumsError.
+        It raises too_many_albums.
         """
 
         def begin(connection: Connection, job_id: str) -> None:
@@ -94,7 +90,7 @@ class AlbumStore:
         return begin
 
     def refuse_too_many(self, gallery: Gallery) -> None:
-        """Raises TooManyAlbumsError for a new album above the number allowed, before its photos are sent."""
+        """Raises too_many_albums for a new album above the number allowed, before its photos are sent."""
         with self._database.read() as connection:
             _refuse_too_many(connection, gallery)
 
@@ -110,7 +106,7 @@ class AlbumStore:
     ) -> bool:
         """Store the faces of photos with the outcomes of the photos. Return whether cancellation was requested.
 
-        Raises LeaseLostError, also if the album was deleted. AlbumTooLargeError: it would have more than MAX_FACES.
+        Raises LeaseLostError, also if the album was deleted. album_too_large: it would have more than MAX_FACES.
         """
         rows = [_row_of(job.seal, album, face) for face in faces]
         read = sum(outcome.outcome in (FOUND, NO_FACE) for outcome in outcomes)
@@ -118,7 +114,7 @@ class AlbumStore:
             canceled = record_in(connection, job, outcomes, seconds)
             own = sa.select(sa.func.count()).where(album_faces.c.album_pk == album.pk)
             if connection.execute(own).scalar_one() + len(rows) > MAX_FACES:
-                raise AlbumTooLargeError(f"the photos show more than {MAX_FACES:,} faces")
+                raise LimitReachedError("album_too_large", f"the photos show more than {MAX_FACES:,} faces")
             counted = albums.update().where(albums.c.pk == album.pk)
             connection.execute(counted.values(photo_count=albums.c.photo_count + read))
             if rows:
@@ -173,7 +169,7 @@ class AlbumStore:
             return [_album_of(row) for row in connection.execute(query)]
 
     def get(self, gallery: Gallery, album_id: str) -> Album:
-        """Raises AlbumNotFoundError."""
+        """Raises album_not_found."""
         with self._database.read() as connection:
             return _read(connection, gallery, album_id)
 
@@ -182,8 +178,8 @@ class AlbumStore:
     ) -> list[AlbumGroup]:
         """Return groups with examples, the largest of the job first: at most ``limit`` after the number ``after``.
 
-        ``single``: only groups of one face, or only the others; None: all. Raises AlbumNotFoundError,
-        AlbumNotReadyError.
+        ``single``: only groups of one face, or only the others; None: all. Raises album_not_found,
+        album_not_ready.
         """
         with self._database.read() as connection:
             album = _read_ready(connection, gallery, album_id)
@@ -196,7 +192,7 @@ class AlbumStore:
     ) -> list[tuple[int, AlbumFace]]:
         """Return faces of a group, the most certain first, each with its place: ``limit`` after the first ``after``.
 
-        Raises AlbumGroupNotFoundError; as :meth:`groups`.
+        Raises album_group_not_found; as :meth:`groups`.
         """
         start = after or 0
         with self._database.read() as connection:
@@ -225,7 +221,7 @@ class AlbumStore:
     def split(self, gallery: Gallery, album_id: str, number: int, face_ids: Sequence[str]) -> AlbumGroup:
         """Move some faces of a group to a new group, which has no subject. Return it.
 
-        Raises InvalidRequestError: no face would be left. AlbumGroupNotFoundError: a face is not in the group. As
+        Raises InvalidRequestError: no face would be left. album_group_not_found: a face is not in the group. As
         :meth:`faces`.
         """
         with self._database.change(gallery) as connection:
@@ -237,7 +233,7 @@ class AlbumStore:
             split = album_faces.update().where(_chosen(album, number, face_ids)).values(**place)
             moved = set(connection.execute(split.returning(album_faces.c.id)).scalars())
             if missing := sorted(set(face_ids) - moved):
-                raise AlbumGroupNotFoundError(f"group {group.id!r} has no face {missing[0]!r}")
+                raise NotFoundError("album_group", f"group {group.id!r} has no face {missing[0]!r}")
             if len(moved) == group.face_count:
                 raise InvalidRequestError("faces: leave at least one face in the group")
             about: dict[str, Any] = {"album": album_id, "group": group.id, "into": f"g{new}", "faces": len(moved)}
@@ -249,12 +245,12 @@ class AlbumStore:
     ) -> tuple[int, Sequence[EnrollableFace]]:
         """Return the size of a group and its ``limit`` most certain faces, ``without`` those with these ids.
 
-        Raises AlbumOutdatedError; as :meth:`faces`.
+        Raises album_outdated; as :meth:`faces`.
         """
         with self._database.read() as connection:
             album = _read_ready(connection, gallery, album_id)
             if album.generation != gallery.generation:
-                raise AlbumOutdatedError(f"album {album_id!r} has embeddings of another recognizer")
+                raise RefusedError("album_outdated", f"album {album_id!r} has embeddings of another recognizer")
             group = _read_group(connection, gallery, album, number)
             query = _members(album, number, *SHOWN, *CONTENT).where(album_faces.c.id.not_in(list(without)))
             rows = connection.execute(query.limit(limit)).all()
@@ -286,7 +282,7 @@ class AlbumStore:
         TemplateStore.enroll.
 
         Raises:
-            AlbumGroupNotFoundError: the group changed since it was read.
+            album_group_not_found: the group changed since it was read.
             GalleryChangedError: also if another subject has one of the templates.
             SubjectErasedError, GalleryMovedError: as TemplateStore.enroll.
         """
@@ -295,10 +291,10 @@ class AlbumStore:
             group = _read_group(connection, gallery, found, number)
             taken = album_faces.delete().where(_chosen(found, number, admitted))
             if connection.execute(taken).rowcount != len(admitted):
-                raise AlbumGroupNotFoundError(f"group {group.id!r} changed during the request")
+                raise NotFoundError("album_group", f"group {group.id!r} changed during the request")
             items = [Item(subject, template) for template in admitted.values()]
             done = admit(self._database.vault, connection, gallery, items, album=album)
-            if any(isinstance(error, TemplateConflictError) for error in done.refused.values()):
+            if any(error.code == "template_conflict" for error in done.refused.values()):
                 raise GalleryChangedError(f"templates of gallery {gallery.name!r} were moved meanwhile")
             done.require_all()
             person = read_subject(connection, gallery, subject)
@@ -314,7 +310,7 @@ class AlbumStore:
     def delete(self, gallery: Gallery, album_id: str) -> Receipt:
         """Erase an album and its job, which stops if it runs. A repeated erasure returns the first receipt.
 
-        Raises AlbumNotFoundError.
+        Raises album_not_found.
         """
         with self._database.change(gallery) as connection:
             removed = delete_albums(connection, (albums.c.gallery_pk == gallery.pk) & (albums.c.id == album_id))
@@ -363,11 +359,13 @@ class AlbumStore:
 def _refuse_too_many(connection: Connection, gallery: Gallery) -> None:
     count = sa.select(sa.func.count()).select_from(albums).where(current_albums(gallery))
     if connection.execute(count).scalar_one() >= MAX_ALBUMS:
-        raise TooManyAlbumsError(f"gallery {gallery.name!r} has {MAX_ALBUMS} albums, the most allowed")
+        raise LimitReachedError(
+            "too_many_albums", f"gallery {gallery.name!r} has {MAX_ALBUMS} albums, the most allowed"
+        )
 
 
-def _missing(gallery: Gallery, album_id: str) -> AlbumNotFoundError:
-    return AlbumNotFoundError(f"gallery {gallery.name!r} has no album {album_id!r}")
+def _missing(gallery: Gallery, album_id: str) -> NotFoundError:
+    return NotFoundError("album", f"gallery {gallery.name!r} has no album {album_id!r}")
 
 
 def _row_of(seal: Seal, album: Album, face: NewAlbumFace) -> dict[str, Any]:
@@ -416,7 +414,7 @@ def _album_of(row: sa.Row[Any]) -> Album:
 
 
 def _read(connection: Connection, gallery: Gallery, album_id: str) -> Album:
-    """Raises AlbumNotFoundError."""
+    """Raises album_not_found."""
     row = connection.execute(_albums(current_albums(gallery) & (albums.c.id == album_id))).first()
     if row is None:
         raise _missing(gallery, album_id)
@@ -424,12 +422,12 @@ def _read(connection: Connection, gallery: Gallery, album_id: str) -> Album:
 
 
 def _read_ready(connection: Connection, gallery: Gallery, album_id: str) -> sa.Row[Any]:
-    """Return the row of a grouped album, without counts. Raises AlbumNotFoundError, AlbumNotReadyError."""
+    """Return the row of a grouped album, without counts. Raises album_not_found, album_not_ready."""
     album = connection.execute(sa.select(albums).where(current_albums(gallery), albums.c.id == album_id)).first()
     if album is None:
         raise _missing(gallery, album_id)
     if album.grouped_at is None:
-        raise AlbumNotReadyError(f"the job of album {album_id!r} has not finished")
+        raise RefusedError("album_not_ready", f"the job of album {album_id!r} has not finished")
     return album
 
 
@@ -446,10 +444,10 @@ def _members(album: sa.Row[Any], number: int, *columns: sa.Column[Any]) -> sa.Se
 
 
 def _read_group(connection: Connection, gallery: Gallery, album: sa.Row[Any], number: int) -> AlbumGroup:
-    """Raises AlbumGroupNotFoundError."""
+    """Raises album_group_not_found."""
     found = _groups(connection, gallery, _of(album, album_faces.c.group_number == number), sa.true(), limit=1)
     if not found:
-        raise AlbumGroupNotFoundError(f"album {album.id!r} has no group 'g{number}'")
+        raise NotFoundError("album_group", f"album {album.id!r} has no group 'g{number}'")
     return found[0]
 
 

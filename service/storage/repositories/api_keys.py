@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from kith.wire.fields import rfc3339
-from service.core.errors import KeyEndedError, KeyNotFoundError, StorageBusyError
+from service.core.errors import NotFoundError, RefusedError, StorageBusyError
 from service.security.api_keys import ApiKey, Keyring, Rights, digest, mac, new_token
 from service.storage.audit.log import note
 from service.storage.db.engine import Database, new_version
@@ -98,7 +98,7 @@ class KeyStore:
             return set(connection.execute(sa.select(galleries.c.name).where(VISIBLE)).scalars())
 
     def key(self, key_id: str) -> ApiKey:
-        """Raises KeyNotFoundError."""
+        """Raises key_not_found."""
         with self._database.read() as connection:
             return self._read_key(connection, key_id)
 
@@ -116,7 +116,7 @@ class KeyStore:
         return key, token
 
     def revoke(self, key_id: str) -> ApiKey:
-        """Revoke a key for good, independently of clocks. A revoked key does not change. Raises KeyNotFoundError."""
+        """Revoke a key for good, independently of clocks. A revoked key does not change. Raises key_not_found."""
         with self._database.write(_CONFLICT) as connection:
             key = self._read_key(connection, key_id, lock=True)
             if not key.revoked or key.altered:
@@ -129,16 +129,16 @@ class KeyStore:
     def rotate(self, key_id: str, overlap: timedelta) -> tuple[ApiKey, str]:
         """Create a key with the same rights and lifetime. The old one stays valid for ``overlap``.
 
-        Raises KeyNotFoundError, and KeyEndedError if the key is revoked, altered, expired, or was already rotated. If
+        Raises key_not_found, and key_ended if the key is revoked, altered, expired, or was already rotated. If
         the new token was lost, revoke the new key.
         """
         with self._database.write(_CONFLICT) as connection:
             old, now = self._read_key(connection, key_id, lock=True), _now()
             if (state := old.state(now)) != "active":
-                raise KeyEndedError(f"key {key_id} is {state}")
+                raise RefusedError("key_ended", f"key {key_id} is {state}")
             if old.revoked_at is not None:
                 ends = rfc3339(old.revoked_at)
-                raise KeyEndedError(f"key {key_id} was already rotated and ends at {ends}")
+                raise RefusedError("key_ended", f"key {key_id} was already rotated and ends at {ends}")
             ended = replace(old, revoked=not overlap, revoked_at=now + overlap)
             _change(connection, ended, self._secret(connection))
             new = ApiKey("", "", old.name, old.rights, _now(), old.next_expiry(now))
@@ -166,7 +166,7 @@ class KeyStore:
         query = sa.select(api_keys).where(api_keys.c.id == key_id)
         row = connection.execute(query.with_for_update() if lock else query).first()
         if row is None:
-            raise KeyNotFoundError(f"there is no key {key_id!r}")
+            raise NotFoundError("key", f"there is no key {key_id!r}")
         return _key(row, self._secret(connection))
 
     def _secret(self, connection: Connection) -> bytes:

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 from kith.wire.fields import MAX_DECOYS
 from models.runtime.network import Float
-from service.core.errors import DecoyEnrolledError, DecoyNotFoundError, TooManyDecoysError
+from service.core.errors import LimitReachedError, NotFoundError, RefusedError
 from service.domain.gallery import Decoy, Gallery, Item, NewTemplate, Subject
 from service.storage.audit.log import pseudonym
 from service.storage.db.engine import Database
@@ -39,8 +39,8 @@ class DecoyStore:
         Raises:
             SubjectNotFoundError: the subject does not exist.
             SubjectErasedError: it was erased since ``gallery`` was read.
-            DecoyEnrolledError: the picture is a template of the subject.
-            TooManyDecoysError: the subject has MAX_DECOYS of this recognizer.
+            decoy_enrolled: the picture is a template of the subject.
+            too_many_decoys: the subject has MAX_DECOYS of this recognizer.
             GalleryMovedError, GalleryNotFoundError: as :meth:`Database.change`.
         """
         with self._database.change(gallery) as connection:
@@ -48,13 +48,15 @@ class DecoyStore:
             erasures.refuse_erased(connection, gallery, subject_id)
             enrolled = read_snapshot(connection, gallery, 0, templates.c.subject_pk == subject.pk).vectors
             if (enrolled @ template.vector >= MAX_SIMILARITY).any():
-                raise DecoyEnrolledError(f"the photo is a template of subject {subject_id!r}")
+                raise RefusedError("decoy_enrolled", f"the photo is a template of subject {subject_id!r}")
             stored = read_snapshot(connection, gallery, 0, _mistaken_for(subject.pk))
             alike = stored.template_pks[stored.vectors @ template.vector >= MAX_SIMILARITY].tolist()
             if alike:
                 return _read(connection, gallery, subject, templates.c.pk == alike[0])[0], False
             if len(stored.template_pks) >= MAX_DECOYS:
-                raise TooManyDecoysError(f"subject {subject_id!r} has {MAX_DECOYS} decoys, the most allowed")
+                raise LimitReachedError(
+                    "too_many_decoys", f"subject {subject_id!r} has {MAX_DECOYS} decoys, the most allowed"
+                )
             outsider = Item(f"/{template.id}", template)  # no caller can send this id: ids have no slash
             admit(self._database.vault, connection, gallery, [outsider], outsider_of=subject)
             return _read(connection, gallery, subject, templates.c.id == template.id)[0], True
@@ -67,7 +69,7 @@ class DecoyStore:
     def delete(self, gallery: Gallery, subject_id: str, decoy_id: str) -> Receipt:
         """Erase a decoy. A repeated erasure returns the first receipt.
 
-        Raises SubjectNotFoundError, DecoyNotFoundError.
+        Raises SubjectNotFoundError, decoy_not_found.
         """
         with self._database.change(gallery) as connection:
             subject_pk = find_subject_pk(connection, gallery, subject_id)
@@ -80,7 +82,7 @@ class DecoyStore:
             )
             if receipt is None:
                 read_subject(connection, gallery, subject_id)
-                raise DecoyNotFoundError(f"there is no decoy {decoy_id!r} of subject {subject_id!r}")
+                raise NotFoundError("decoy", f"there is no decoy {decoy_id!r} of subject {subject_id!r}")
         return erasures.with_log_emptied(self._database, receipt)
 
     def vectors(self, gallery: Gallery, subject_id: str) -> Float:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from models.runtime.network import Float
-from service.core.errors import MigrationIncompleteError, MigrationStateError, StorageError
+from service.core.errors import RefusedError, StorageError
 from service.domain.gallery import Gallery, Generation, GenerationState
 from service.storage.audit.log import note
 from service.storage.db.engine import Database
@@ -105,17 +105,18 @@ class GenerationStore:
         ``force``: switch although searches will not find some templates.
 
         Raises:
-            MigrationStateError: the gallery uses this recognizer, another migration is not finished, or the gallery
+            migration_state: the gallery uses this recognizer, another migration is not finished, or the gallery
                 uses a similarity threshold.
-            MigrationIncompleteError: templates have no crop, and ``force`` is false.
+            migration_incomplete: templates have no crop, and ``force`` is false.
         """
         with self._database.change(gallery) as connection:
             current, other = _live(connection, gallery)
             if fingerprint == current.fingerprint:
-                raise MigrationStateError(f"gallery {gallery.name!r} already uses this recognizer")
+                raise RefusedError("migration_state", f"gallery {gallery.name!r} already uses this recognizer")
             if other is not None and (other.fingerprint != fingerprint or other.state == "previous"):
-                raise MigrationStateError(
-                    f"gallery {gallery.name!r} still keeps the vectors of {other.model or other.fingerprint[:12]}"
+                raise RefusedError(
+                    "migration_state",
+                    f"gallery {gallery.name!r} still keeps the vectors of {other.model or other.fingerprint[:12]}",
                 )
             _require_risk(connection, gallery)
             if not force:
@@ -144,8 +145,8 @@ class GenerationStore:
             Whether nothing is left to do. False: more than MAX_REST crops wait, or the job was canceled.
 
         Raises:
-            MigrationIncompleteError: templates have no vector, and the job was started without ``force``.
-            MigrationStateError: the gallery uses a similarity threshold.
+            migration_incomplete: templates have no vector, and the job was started without ``force``.
+            migration_state: the gallery uses a similarity threshold.
             LeaseLostError.
         """
         with self._database.change(view) as connection:
@@ -172,12 +173,14 @@ class GenerationStore:
     def roll_back(self, gallery: Gallery) -> None:
         """Make the previous generation current again, or stop the migration; delete nothing.
 
-        Raises MigrationStateError: nothing to roll back, or the gallery uses a similarity threshold.
+        Raises migration_state: nothing to roll back, or the gallery uses a similarity threshold.
         """
         with self._database.change(gallery) as connection:
             current, other = _live(connection, gallery)
             if other is None:
-                raise MigrationStateError(f"gallery {gallery.name!r} has no other generation to roll back to")
+                raise RefusedError(
+                    "migration_state", f"gallery {gallery.name!r} has no other generation to roll back to"
+                )
             left, entered = (current, other) if other.state == "previous" else (other, current)
             stopped = _cancel_fills(connection, gallery, left)  # also one that switched, and was killed before its end
             if entered is other:
@@ -192,15 +195,17 @@ class GenerationStore:
         """Drop the generation that is not current, if there is one.
 
         Raises:
-            MigrationStateError: the job of the migration is not finished.
-            MigrationIncompleteError: a template would lose its only vector, and ``force`` is false.
+            migration_state: the job of the migration is not finished.
+            migration_incomplete: a template would lose its only vector, and ``force`` is false.
         """
         with self._database.change(gallery) as connection:
             current, away = _live(connection, gallery)
             if away is None:
                 return
             if away.state == "next" and connection.execute(sa.select(jobs.c.pk).where(_is_fill(gallery, away))).first():
-                raise MigrationStateError(f"gallery {gallery.name!r} still migrates: wait for the job, or roll back")
+                raise RefusedError(
+                    "migration_state", f"gallery {gallery.name!r} still migrates: wait for the job, or roll back"
+                )
             lost = _count(connection, gallery, ~_embedded(current.number) & _embedded(away.number))
             if not force:
                 _require_none(connection, gallery, lost, "have vectors of the dropped recognizer only")
@@ -336,18 +341,21 @@ def _add(
 
 
 def _require_none(connection: Connection, gallery: Gallery, missing: int, reason: str) -> None:
-    """Raise MigrationIncompleteError if templates are missing."""
+    """Raise migration_incomplete if templates are missing."""
     if missing:
         total = gallery_value(connection, gallery.pk, galleries.c.template_count)
-        raise MigrationIncompleteError(f"{missing} of {total} templates {reason}", missing=missing, templates=total)
+        raise RefusedError(
+            "migration_incomplete", f"{missing} of {total} templates {reason}", missing=missing, templates=total
+        )
 
 
 def _require_risk(connection: Connection, gallery: Gallery) -> None:
-    """Raise MigrationStateError if the gallery uses a similarity threshold, which another recognizer does not share."""
+    """Raise migration_state if the gallery uses a similarity threshold, which another recognizer does not share."""
     if gallery_value(connection, gallery.pk, galleries.c.settings)["risk"]["kind"] == "threshold":
-        raise MigrationStateError(
+        raise RefusedError(
+            "migration_state",
             f"gallery {gallery.name!r} uses a similarity threshold, which another recognizer does not share: set its "
-            "risk to a rate first, such as fpir"
+            "risk to a rate first, such as fpir",
         )
 
 

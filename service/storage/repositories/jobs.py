@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 
 from kith.wire.common import JobState
 from service.core.actor import current_actor
-from service.core.errors import JobNotFoundError, JobUnrunnableError, MasterKeyError, StorageError, SubjectErasedError
+from service.core.errors import JobFailedError, MasterKeyError, NotFoundError, StorageError, SubjectErasedError
 from service.domain.events import Event
 from service.domain.gallery import Gallery, Item, NewTemplate
 from service.security.sealing import Seal
@@ -151,7 +151,7 @@ class JobStore:
             return self._job(_row(connection, created))
 
     def job(self, job_id: str) -> Job:
-        """Raises JobNotFoundError."""
+        """Raises job_not_found."""
         with self._database.read() as connection:
             return self._job(_row(connection, job_id))
 
@@ -325,7 +325,7 @@ class JobStore:
     # Managing jobs
 
     def cancel(self, job_id: str) -> Job:
-        """Cancel a free job at once, or let its process stop after the current item. Raises JobNotFoundError.
+        """Cancel a free job at once, or let its process stop after the current item. Raises job_not_found.
 
         Finished jobs do not change.
         """
@@ -437,7 +437,9 @@ def own_row(connection: Connection, job: Job) -> sa.Row[Any]:
 
 def fail_archive_jobs(vault: Vault, connection: Connection) -> int:
     """End restored jobs that wait for an archive, which no backup holds, as failed; return their number."""
-    problem = JobUnrunnableError("the database was restored from a backup, which holds no archives").document()
+    problem = JobFailedError(
+        "unrunnable", "the database was restored from a backup, which holds no archives"
+    ).document()
     lost = _rows().where(jobs.c.kind.in_(ARCHIVE_KINDS), jobs.c.state.not_in(FINISHED))
     found = connection.execute(lost).all()
     for row in found:
@@ -446,8 +448,8 @@ def fail_archive_jobs(vault: Vault, connection: Connection) -> int:
     return len(found)
 
 
-def missing(job_id: str) -> JobNotFoundError:
-    return JobNotFoundError(f"there is no job {job_id!r}")
+def missing(job_id: str) -> NotFoundError:
+    return NotFoundError("job", f"there is no job {job_id!r}")
 
 
 JOB_COLUMNS: Final = tuple(part.name for part in fields(Job) if part.name not in {"progress", "problem", "seal"})
@@ -501,7 +503,7 @@ def _update(connection: Connection, pk: int, **values: Any) -> None:
 
 
 def _row(connection: Connection, job_id: str, lock: bool = False) -> sa.Row[Any]:
-    """Raises JobNotFoundError."""
+    """Raises job_not_found."""
     query = _rows().where(jobs.c.id == job_id)
     row = connection.execute(query.with_for_update(of=jobs) if lock else query).first()
     if row is None:

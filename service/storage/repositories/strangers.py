@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection
 
 from kith.wire.fields import rfc3339
 from models.runtime.network import Float
-from service.core.errors import GalleryMovedError, InvalidRequestError, StorageError, StrangerNotFoundError
+from service.core.errors import GalleryMovedError, InvalidRequestError, NotFoundError, StorageError
 from service.domain.events import Event
 from service.domain.gallery import Crop, Gallery, GallerySettings, Hit, Item, NewTemplate, Person
 from service.domain.strangers import MAX_STRANGERS, MAX_TEMPLATES, Nearest, Recalled, Stranger
@@ -192,14 +192,14 @@ class StrangerStore:
             return [_stranger_of(row) for row in connection.execute(query)]
 
     def get(self, gallery: Gallery, stranger_id: str) -> Stranger:
-        """Raises StrangerNotFoundError."""
+        """Raises stranger_not_found."""
         with self._database.read() as connection:
             return _read(connection, gallery, stranger_id)
 
     def export(self, gallery: Gallery, stranger_id: str) -> dict[str, Any]:
         """Return everything stored about a stranger as JSON: times, templates with vectors, events, audit lines.
 
-        Raises StrangerNotFoundError.
+        Raises stranger_not_found.
         """
         self.get(gallery, stranger_id)
         record_entries(self._database, [Entry.about(gallery, "stranger_exported", stranger=stranger_id)])
@@ -215,7 +215,7 @@ class StrangerStore:
         ``name``: of a subject without one.
 
         Raises:
-            StrangerNotFoundError: with the receipt, if it was promoted, merged or forgotten.
+            stranger_not_found: with the receipt, if it was promoted, merged or forgotten.
             SubjectErasedError: the subject was erased since ``gallery`` was read.
         """
         with self._database.change(gallery) as connection:
@@ -237,7 +237,7 @@ class StrangerStore:
     def merge(self, gallery: Gallery, stranger_id: str, into: str) -> tuple[Stranger, Receipt]:
         """Merge a stranger into another one, which keeps the MAX_TEMPLATES templates of the best quality.
 
-        Raises InvalidRequestError: both are the same. StrangerNotFoundError as :meth:`promote`.
+        Raises InvalidRequestError: both are the same. stranger_not_found as :meth:`promote`.
         """
         if stranger_id == into:
             raise InvalidRequestError("into: must be another stranger")
@@ -343,9 +343,9 @@ def _read(connection: Connection, gallery: Gallery, stranger_id: str) -> Strange
     return _stranger_of(row)
 
 
-def _not_found(gallery: Gallery, stranger_id: str, erased: Receipt | None) -> StrangerNotFoundError:
+def _not_found(gallery: Gallery, stranger_id: str, erased: Receipt | None) -> NotFoundError:
     details: dict[str, Any] = {} if erased is None else {"receipt": erased.document()}
-    return StrangerNotFoundError(f"gallery {gallery.name!r} remembers no stranger {stranger_id!r}", **details)
+    return NotFoundError("stranger", f"gallery {gallery.name!r} remembers no stranger {stranger_id!r}", **details)
 
 
 def _templates(connection: Connection, gallery: Gallery, stranger_pk: int) -> list[NewTemplate]:

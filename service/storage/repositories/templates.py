@@ -13,11 +13,9 @@ from sqlalchemy.engine import Connection
 
 from models.runtime.network import Float
 from service.core.errors import (
-    CropNotFoundError,
-    IdempotencyConflictError,
     KithError,
-    TemplateConflictError,
-    TemplateNotFoundError,
+    NotFoundError,
+    RefusedError,
 )
 from service.domain.events import Event
 from service.domain.gallery import Crop, Gallery, IdempotentResponse, Item, NewTemplate, Person, Subject, Template
@@ -82,7 +80,7 @@ class TemplateStore:
         ``new`` still hold.
 
         Raises:
-            IdempotencyConflictError: the idempotency key belongs to another request.
+            idempotency_conflict: the idempotency key belongs to another request.
             SubjectErasedError: the subject was erased since ``gallery`` was read.
             SubjectExistsError: the subject exists, and ``only_new``.
             GalleryChangedError, GalleryNotFoundError, GalleryMovedError: as :meth:`Database.change`.
@@ -107,7 +105,7 @@ class TemplateStore:
             return existing_ids(connection, gallery, ids)
 
     def stored_answer(self, gallery: Gallery, key: str, digest: str) -> str | None:
-        """Return the stored response to an idempotent request, if any. Raises IdempotencyConflictError."""
+        """Return the stored response to an idempotent request, if any. Raises idempotency_conflict."""
         with self._database.read() as connection:
             return _read_answer(connection, gallery, key, digest)
 
@@ -124,17 +122,17 @@ class TemplateStore:
             return [_template_of(row, subject_id) for row in rows]
 
     def get(self, gallery: Gallery, subject_id: str, template_id: str) -> Template:
-        """Raises SubjectNotFoundError, TemplateNotFoundError."""
+        """Raises SubjectNotFoundError, template_not_found."""
         with self._database.read() as connection:
             row = _read_row(connection, read_subject(connection, gallery, subject_id), template_id)
         return _template_of(row, subject_id)
 
     def find(self, gallery: Gallery, template_id: str) -> Template:
-        """Return a template of any subject. Raises TemplateNotFoundError."""
+        """Return a template of any subject. Raises template_not_found."""
         with self._database.read() as connection:
             found = _read_with_subjects(connection, gallery, templates.c.id == template_id)
         if not found:
-            raise TemplateNotFoundError(f"there is no template {template_id!r} in gallery {gallery.name!r}")
+            raise NotFoundError("template", f"there is no template {template_id!r} in gallery {gallery.name!r}")
         return found[0]
 
     def list_by_offset(
@@ -156,13 +154,13 @@ class TemplateStore:
     def crop(self, gallery: Gallery, subject_id: str, template_id: str) -> Crop:
         """Return a template's stored crop.
 
-        Raises SubjectNotFoundError, TemplateNotFoundError, and CropNotFoundError if no crop is stored.
+        Raises SubjectNotFoundError, template_not_found, and crop_not_found if no crop is stored.
         """
         with self._database.read() as connection:
             template = _read_row(connection, read_subject(connection, gallery, subject_id), template_id)
             sealed = connection.execute(sa.select(crops.c.sealed).where(crops.c.template_pk == template.pk)).scalar()
         if sealed is None:
-            raise CropNotFoundError(f"no crop of template {template_id!r} is stored")
+            raise NotFoundError("crop", f"no crop of template {template_id!r} is stored")
         return open_crop(gallery.seal, sealed)
 
     def vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
@@ -178,7 +176,7 @@ class TemplateStore:
     def delete(self, gallery: Gallery, subject_id: str, template_id: str) -> Receipt:
         """Erase a template. A repeated erasure returns the first receipt.
 
-        Raises SubjectNotFoundError, TemplateNotFoundError.
+        Raises SubjectNotFoundError, template_not_found.
         """
         with self._database.change(gallery) as connection:
             vault, receipt = self._database.vault, None
@@ -204,7 +202,7 @@ class TemplateStore:
         return found
 
     def move(self, gallery: Gallery, subject_id: str, template_id: str, to: str) -> None:
-        """Move a template to another subject. Raises SubjectNotFoundError (of either), TemplateNotFoundError."""
+        """Move a template to another subject. Raises SubjectNotFoundError (of either), template_not_found."""
         with self._database.change(gallery) as connection:
             source = read_subject(connection, gallery, subject_id)
             target = read_subject(connection, gallery, to)
@@ -276,9 +274,11 @@ def admit(
                 known[template.id] = item.subject, template.vector
                 new.append((row, item.subject, template))
         elif earlier[0] != item.subject:
-            refused[row] = TemplateConflictError(f"template {template.id} belongs to subject {earlier[0]!r}")
+            refused[row] = RefusedError(
+                "template_conflict", f"template {template.id} belongs to subject {earlier[0]!r}"
+            )
         elif imported is not None and not _same(earlier[1], template.vector):
-            refused[row] = TemplateConflictError(f"template {template.id} has another embedding")
+            refused[row] = RefusedError("template_conflict", f"template {template.id} has another embedding")
         else:
             present += 1
     accepted = dict.fromkeys(item.subject for row, item in enumerate(items) if row not in refused)
@@ -410,16 +410,16 @@ def _read_answer(connection: Connection, gallery: Gallery, key: str, digest: str
     if row is None:
         return None
     if row.digest != gallery.seal.pseudonym(DIGEST, digest):
-        raise IdempotencyConflictError(f"the key {key!r} was used for another request")
+        raise RefusedError("idempotency_conflict", f"the key {key!r} was used for another request")
     return gallery.seal.open(row.sealed, ANSWER).decode()
 
 
 def _read_row(connection: Connection, subject: Subject, template_id: str) -> sa.Row[Any]:
-    """Raises TemplateNotFoundError."""
+    """Raises template_not_found."""
     own = (templates.c.subject_pk == subject.pk) & (templates.c.id == template_id)
     row = connection.execute(sa.select(templates).where(own)).first()
     if row is None:
-        raise TemplateNotFoundError(f"there is no template {template_id!r} of subject {subject.id!r}")
+        raise NotFoundError("template", f"there is no template {template_id!r} of subject {subject.id!r}")
     return row
 
 

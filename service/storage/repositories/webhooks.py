@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from service.core.errors import StorageBusyError, TooManyWebhooksError, WebhookNotFoundError
+from service.core.errors import LimitReachedError, NotFoundError, StorageBusyError
 from service.domain.events import EventFilter
 from service.security.webhook_signature import new_secret
 from service.storage.audit.log import note
@@ -36,11 +36,11 @@ class WebhookStore:
         self._database = database
 
     def create(self, url: str, name: str | None, chosen: EventFilter) -> Webhook:
-        """Create a webhook with a new secret. Raises TooManyWebhooksError."""
+        """Create a webhook with a new secret. Raises too_many_webhooks."""
         with self._database.write(_CONFLICT) as connection:
             count = connection.execute(sa.select(sa.func.count()).select_from(receivers).where(OWN)).scalar_one()
             if count >= MAX_WEBHOOKS:
-                raise TooManyWebhooksError(f"there are {count} webhooks, the limit")
+                raise LimitReachedError("too_many_webhooks", f"there are {count} webhooks, the limit")
             webhook = Webhook(0, uuid.uuid4().hex, name, url, new_secret(), chosen, datetime.now(UTC))
             pk = insert_receiver(self._database, connection, webhook)
             galleries = None if chosen.galleries is None else sorted(chosen.galleries)
@@ -55,16 +55,16 @@ class WebhookStore:
             return read_webhooks(connection, self._database.vault, OWN)
 
     def get(self, webhook_id: str) -> Webhook:
-        """Raises WebhookNotFoundError."""
+        """Raises webhook_not_found."""
         with self._database.read() as connection:
             found = read_webhooks(connection, self._database.vault, receivers.c.id == webhook_id)
         if not found:
-            raise WebhookNotFoundError(f"there is no webhook {webhook_id!r}")
+            raise NotFoundError("webhook", f"there is no webhook {webhook_id!r}")
         return found[0]
 
     def delete(self, webhook_id: str) -> None:
-        """Delete a webhook; it gets nothing from now on. Raises WebhookNotFoundError."""
+        """Delete a webhook; it gets nothing from now on. Raises webhook_not_found."""
         with self._database.write(_CONFLICT) as connection:
             if connection.execute(receivers.delete().where(receivers.c.id == webhook_id)).rowcount == 0:
-                raise WebhookNotFoundError(f"there is no webhook {webhook_id!r}")
+                raise NotFoundError("webhook", f"there is no webhook {webhook_id!r}")
             note(self._database.vault, connection, "webhook_deleted", webhook=webhook_id)

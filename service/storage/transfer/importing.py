@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kith.wire.transfer import GalleryFileHeader
-from service.core.errors import ImportFileError, RecognizerMismatchError
+from service.core.errors import InvalidDataError, RecognizerMismatchError
 from service.domain.gallery import Gallery
 from service.domain.gallery_items import FileRow, People, RejectedItem, checked
 from service.storage.repositories.bulk_templates import BulkStore
@@ -33,16 +33,16 @@ class ImportReport:
 
 
 def check_header(header: GalleryFileHeader, gallery: str, fingerprint: str, dimension: int) -> None:
-    """Raises RecognizerMismatchError, ImportFileError if this gallery cannot accept the file's vectors."""
+    """Raises RecognizerMismatchError, import_invalid if this gallery cannot accept the file's vectors."""
     if header.recognizer != fingerprint:
         raise RecognizerMismatchError(
             f"the file holds vectors of recognizer {header.recognizer[:12]}, "
             f"gallery {gallery!r} those of {fingerprint[:12]}"
         )
     if header.dimension != dimension:
-        raise ImportFileError(f"embeddings have {header.dimension} numbers, the gallery's have {dimension}")
+        raise InvalidDataError("import", f"embeddings have {header.dimension} numbers, the gallery's have {dimension}")
     if not header.embeddings:
-        raise ImportFileError("the file was exported without embeddings, which search requires")
+        raise InvalidDataError("import", "the file was exported without embeddings, which search requires")
 
 
 class Import:
@@ -61,20 +61,21 @@ class Import:
         self._last: Any = None
 
     def accept(self, header: GalleryFileHeader) -> None:
-        """Check the header. Raises RecognizerMismatchError, ImportFileError."""
+        """Check the header. Raises RecognizerMismatchError, import_invalid."""
         check_header(header, self._gallery.name, self._gallery.fingerprint, self._gallery.dimension)
         self._header = header
 
     def end(self) -> None:
-        """Check the counts after the last block. Raises ImportFileError if the header counts more items."""
+        """Check the counts after the last block. Raises import_invalid if the header counts more items."""
         header = self._header
         if header is None or self._skip:
             return
         if self._templates < (header.template_count or 0) or self._subjects < (header.subject_count or 0):
-            raise ImportFileError(
+            raise InvalidDataError(
+                "import",
                 f"the file is truncated: its header counts {header.template_count} templates of "
                 f"{header.subject_count} subjects, it contains {self._templates} of {self._subjects}, which were "
-                "imported"
+                "imported",
             )
 
     def take(self, rows: Sequence[FileRow]) -> None:

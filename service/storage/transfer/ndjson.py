@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from kith.wire.fields import MAX_DIMENSION, rfc3339
 from kith.wire.transfer import RULES, TIME_RULE, GalleryFileHeader, GalleryFileItem, GalleryFileSubject
-from service.core.errors import EmbeddingError, ImportFileError, ItemError, KithError
+from service.core.errors import InvalidDataError, KithError
 from service.core.json_limits import MAX_VALUES, JsonLimits, check_json
 from service.domain.gallery_items import FileRow, header_document, read_header, rows_in_block
 from service.security.sealing import VECTOR_TYPE
@@ -45,18 +45,20 @@ class Lines:
         self._lines = 0
 
     def feed(self, piece: bytes) -> Iterator[list[FileRow]]:
-        """Yield the blocks completed by this piece. Raises ImportFileError."""
+        """Yield the blocks completed by this piece. Raises import_invalid."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
-            raise ImportFileError(f"line {self._lines + len(self._waiting) + 1} is longer than {MAX_LINE_BYTES} bytes")
+            raise InvalidDataError(
+                "import", f"line {self._lines + len(self._waiting) + 1} is longer than {MAX_LINE_BYTES} bytes"
+            )
         yield from self._take(lines)
 
     def end(self) -> Iterator[list[FileRow]]:
-        """Yield the last block. Raises ImportFileError."""
+        """Yield the last block. Raises import_invalid."""
         yield from self._take([self._rest])
         self._rest = b""
         if self.header is None:
-            raise ImportFileError("the file is empty")
+            raise InvalidDataError("import", "the file is empty")
         yield from self._flush(self.header)
 
     def _take(self, lines: list[bytes]) -> Iterator[list[FileRow]]:
@@ -85,13 +87,13 @@ class Lines:
             try:
                 document = orjson.loads(line) if _has_few_values(line, MAX_DIMENSION) else None  # an item
             except ValueError as error:
-                raise ImportFileError(f"line {self._lines + 1} is not JSON") from error
+                raise InvalidDataError("import", f"line {self._lines + 1} is not JSON") from error
             if isinstance(document, dict) and "kith" in document:
                 self.header = read_header(document)
                 self._lines += 1
                 return lines[number + 1 :]
             if self._default is None:
-                raise ImportFileError("the file has no header line; name its recognizer with ?recognizer=")
+                raise InvalidDataError("import", "the file has no header line; name its recognizer with ?recognizer=")
             self.header = self._default
             return lines[number:]
         return []
@@ -120,40 +122,40 @@ def _row(number: int, line: bytes, dimension: int) -> FileRow:
         row.vector = _vector(document.pop("embedding", None), dimension)
         row.about = item = _item(document)
         if row.vector is None and item.template is not None:
-            raise EmbeddingError("a template needs an embedding")
+            raise InvalidDataError("embedding", "a template needs an embedding")
         if (item.crop is None) != (item.landmarks is None):
-            raise ItemError(f"crop: {RULES['crop']}")
+            raise InvalidDataError("item", f"crop: {RULES['crop']}")
         return row
     except KithError as error:
         return FileRow(number, _about_subject(document), document.get("subject"), error=error)
 
 
 def _document(line: bytes, dimension: int) -> dict[str, Any]:
-    """Raises ItemError."""
+    """Raises item_invalid."""
     if len(line) > UNCHECKED_BYTES:
         try:
             check_json(line, JsonLimits(numbers=dimension))
         except ValueError as error:
-            raise ItemError(f"has {error}") from error
+            raise InvalidDataError("item", f"has {error}") from error
     try:
         document = orjson.loads(line)
     except ValueError as error:
-        raise ItemError("is not JSON") from error
+        raise InvalidDataError("item", "is not JSON") from error
     if not isinstance(document, dict):
-        raise ItemError("is not a JSON object")
+        raise InvalidDataError("item", "is not a JSON object")
     return document
 
 
 def _item(document: dict[str, Any]) -> GalleryFileItem:
-    """Raises ItemError."""
+    """Raises item_invalid."""
     try:
         return GalleryFileItem.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         name = str(first["loc"][0])
         if first["type"] == "extra_forbidden":
-            raise ItemError(f"unknown field {name[:64]!r}") from error
-        raise ItemError(f"{name}: {RULES.get(name, TIME_RULE)}") from error
+            raise InvalidDataError("item", f"unknown field {name[:64]!r}") from error
+        raise InvalidDataError("item", f"{name}: {RULES.get(name, TIME_RULE)}") from error
 
 
 def _about_subject(document: dict[str, Any]) -> GalleryFileSubject | None:
@@ -166,7 +168,7 @@ def _about_subject(document: dict[str, Any]) -> GalleryFileSubject | None:
 
 
 def _vector(given: Any, dimension: int) -> bytes | None:
-    """Return bytes, which take less memory than lists. Raises EmbeddingError."""
+    """Return bytes, which take less memory than lists. Raises embedding_invalid."""
     if given is None:
         return None
     try:
@@ -175,13 +177,15 @@ def _vector(given: Any, dimension: int) -> bytes | None:
         elif isinstance(given, list):
             raw = np.array(given, VECTOR_TYPE).tobytes()
         else:
-            raise EmbeddingError("embedding: must be base64 or a list of numbers")
+            raise InvalidDataError("embedding", "embedding: must be base64 or a list of numbers")
     except (ValueError, TypeError, OverflowError) as error:
-        raise EmbeddingError(f"embedding: {error}") from error
+        raise InvalidDataError("embedding", f"embedding: {error}") from error
     if len(raw) % 4:
-        raise EmbeddingError(f"embedding: {len(raw)} bytes are not float32 numbers of 4 bytes")
+        raise InvalidDataError("embedding", f"embedding: {len(raw)} bytes are not float32 numbers of 4 bytes")
     if len(raw) != 4 * dimension:
-        raise EmbeddingError(f"embedding has {len(raw) // 4} numbers, this recognizer's have {dimension}")
+        raise InvalidDataError(
+            "embedding", f"embedding has {len(raw) // 4} numbers, this recognizer's have {dimension}"
+        )
     return raw
 
 

@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 from kith.wire.fields import TIMESTAMP
 from service.api.http.problems import MEDIA_TYPE, PATTERN_MESSAGES
 from service.app import create_app
-from service.core.error_catalog import all_errors
+from service.core.errors import all_errors
 from service.server import embedded
 from service.settings import Settings, load_settings
 

@@ -29,7 +29,7 @@ from kith import Kith
 from service import server as server_module
 from service.cli.main import app
 from service.cli.terminal import remedy_lines
-from service.core.error_catalog import all_errors
+from service.core.errors import all_errors
 from service.core.text import format_odds
 from service.server import embedded
 from service.settings import load_settings

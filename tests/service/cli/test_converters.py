@@ -24,9 +24,9 @@ from kith.wire.identifiers import normalize_id
 from service.cli.converters import compreface
 from service.cli.converters.output import PersonPhoto, SubjectIds, photo_suffix, write_archive
 from service.cli.main import app
-from service.core.errors import ForeignFileError
 from tests.conftest import jpeg
 from tests.postgres import Postgres
+from tests.refusals import raises_code
 
 COMPREFACE = """
 CREATE TABLE model (id bigint PRIMARY KEY, name varchar(50), guid varchar(36), api_key varchar(36), type char(1));
@@ -122,16 +122,16 @@ def test_unreadable_compreface_dumps_are_rejected(dump: Path, tmp_path: Path) ->
     for name, (content, message) in cases.items():
         path = tmp_path / name
         path.write_bytes(content)
-        with pytest.raises(ForeignFileError, match=message):
+        with raises_code("foreign_file", match=message):
             compreface.read_collections(path)
     lacking = tmp_path / "lacking"
     lacking.write_bytes(whole.replace(b"COPY public.img (", b"COPY public.other ("))
     (staff,) = (each for each in compreface.read_collections(lacking) if each.name == "Staff")
-    with pytest.raises(ForeignFileError, match="lacks 2 photos"):
+    with raises_code("foreign_file", match="lacks 2 photos"):
         list(compreface.read_photos(lacking, staff, SubjectIds()))
     broken = tmp_path / "broken"
     broken.write_bytes(whole.replace(b"\\\\xffd8", b"\\\\xffdz"))
-    with pytest.raises(ForeignFileError, match="'img' cannot be read"):
+    with raises_code("foreign_file", match="'img' cannot be read"):
         list(compreface.read_photos(broken, staff, SubjectIds()))
 
 

@@ -30,7 +30,7 @@ from models.vision.recognition import Recognizer
 from service.api.routes.system import get_readiness
 from service.app import create_app
 from service.cli.tools.doctor import diagnose
-from service.core.errors import GpuUnavailableError, SettingsError
+from service.core.errors import SettingsError
 from service.inference.batcher import FAILED_BATCHES, DevicePool
 from service.operations.status import readiness
 from service.server import embedded
@@ -38,6 +38,7 @@ from service.settings import load_settings
 from service.usecases.backend import Backend
 from tests.conftest import jpeg
 from tests.packs import pack_with_int8
+from tests.refusals import raises_code
 
 without_gpu = pytest.mark.skipif(CUDA in available_providers() and bool(visible_gpus()), reason="a GPU is here")
 
@@ -68,7 +69,7 @@ def test_not_ready_after_a_gpu_is_lost_until_it_answers_again(tmp_path: Path) ->
                     await get_readiness(lost)
                     gpus.record(0, True)
                     gpus.record(1, False)
-                with pytest.raises(GpuUnavailableError, match="nvidia-smi"):
+                with raises_code("gpu_unavailable", match="nvidia-smi"):
                     await get_readiness(lost)
                 gpus.record(1, True)
                 await get_readiness(lost)

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.core.photo_errors import ImageError, ImageFormatError
+from service.core.errors import ImageError
 from service.inference.images import ImageLimits
 from tests.conftest import ROOT
+from tests.refusals import raises_code
 from tests.service.inference.decoders import FORMATS, decode
 from tests.service.inference.image_files import HEIC, SMALL, encode, harmful, scans, tiff
 
@@ -46,7 +47,7 @@ REFUSED = {
 PROGRAM = r"""
 import json, re, resource, sys, time
 from pathlib import Path
-from service.core.photo_errors import ImageError
+from service.core.errors import ImageError
 from service.inference.images import ImageLimits, PhotoDecoder
 photos = PhotoDecoder(ImageLimits(20_000_000, 50_000_000))
 resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
@@ -116,5 +117,5 @@ def test_cut_anywhere_and_altered_anywhere(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["PPM", "ICO", "TGA", "PCX", "SGI", "DDS", "JPEG2000", "EPS", "QOI"])
 def test_only_promised_formats_are_opened(kind: str) -> None:
-    with pytest.raises(ImageFormatError):
+    with raises_code("image_format"):
         decode(encode(SMALL, kind), ImageLimits(10_000_000, 1_000_000))

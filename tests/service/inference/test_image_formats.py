@@ -21,9 +21,9 @@ from PIL import Image, ImageDraw
 
 from kith import Kith
 from models.vision.photo_files import photo_format
-from service.core.photo_errors import ImageDamagedError, ImageFormatError, ImageTooLargeError
 from service.inference import decoder_processes
 from service.inference.images import ImageLimits, PhotoDecoder
+from tests.refusals import raises_code
 from tests.service.inference.decoders import decode, open_photo
 from tests.service.inference.image_files import QUICK, chunk, encode, heic, heic_claiming, heic_grid, packed_tiff
 from tests.service.inference.test_images import oriented, stored
@@ -137,7 +137,7 @@ def test_gray_tiff_of_any_depth(bits: int, order: str, white_is_zero: bool, astr
         values = gray >> 8 - bits if bits < 8 else gray << bits - 8
         payload = packed_tiff((1 << bits) - 1 - values if white_is_zero else values, bits, order, white_is_zero)
         if white_is_zero and (bits == 12 or (bits, order) == (16, ">")):
-            with pytest.raises(ImageFormatError, match="TIFF"):
+            with raises_code("image_format", match="TIFF"):
                 decode(payload, LIMITS)
             continue
         shades = values * 255 // ((1 << bits) - 1)
@@ -171,7 +171,7 @@ def test_compressed_tiff_of_12_bits(astronaut: Pixels) -> None:
 @pytest.mark.parametrize(("bits", "channels"), [(10, 1), (14, 1), (10, 3), (12, 3), (14, 3)])
 def test_a_tiff_of_another_depth_is_refused_by_name(bits: int, channels: int, astronaut: Pixels) -> None:
     values = astronaut.astype(int) << bits - 8
-    with pytest.raises(ImageFormatError, match="TIFF") as raised:
+    with raises_code("image_format", match="TIFF") as raised:
         decode(packed_tiff(values if channels == 3 else values[..., 0], bits), LIMITS)
     assert "16 bits" in raised.value.remedy
 
@@ -289,7 +289,7 @@ def test_what_phones_hang_on_a_photo(scene: Pixels) -> None:
 
 @pytest.mark.parametrize("size", [(2001, 2000), (0x7FFFFFFF, 0x7FFFFFFF)])
 def test_a_heic_that_claims_more_than_the_limit(size: tuple[int, int], scene: Pixels) -> None:
-    with pytest.raises((ImageDamagedError, ImageTooLargeError)):
+    with raises_code("image_damaged", "image_too_large"):
         decode(heic_claiming(*size, heic(Image.fromarray(scene))), LIMITS)
 
 
@@ -302,14 +302,14 @@ def test_a_grid_is_put_together(scene: Pixels) -> None:
 
 @pytest.mark.parametrize("size", [(8, 8), (96, 60), (103, 70), (1999, 2000)])
 def test_a_heic_that_lies_about_its_size(size: tuple[int, int], scene: Pixels) -> None:
-    with pytest.raises(ImageDamagedError):
+    with raises_code("image_damaged"):
         decode(heic_claiming(*size, heic(Image.fromarray(scene))), LIMITS)
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.9])
 def test_a_heic_that_ends_too_early(kept: float, astronaut: Pixels) -> None:
     whole = heic(Image.fromarray(astronaut))
-    with pytest.raises(ImageDamagedError):
+    with raises_code("image_damaged"):
         decode(whole[: int(len(whole) * kept)], LIMITS)
 
 
@@ -320,7 +320,7 @@ def test_an_avif_is_no_heic_and_no_video_is_a_photo(scene: Pixels) -> None:
     as_mif1 = avif[:8] + b"mif1" + avif[12:]
     assert photo_format(as_mif1) == "AVIF"
     assert apart(decode(as_mif1, LIMITS), scene) < 12
-    with pytest.raises(ImageFormatError) as raised:
+    with raises_code("image_format") as raised:
         decode(b"\0\0\0\x18ftypisom\0\0\0\0mp42isom" + bytes(100), LIMITS)
     assert "HEIC" in raised.value.remedy
 
@@ -349,7 +349,7 @@ def avif_claiming(width: int, height: int, payload: bytes) -> bytes:
 def test_an_avif_that_lies_about_its_size_gets_the_memory_of_what_it_said(save_all: bool) -> None:
     image = Image.new("RGB", (7200, 7000))
     payload = encode(image, "AVIF", speed=10, save_all=save_all, append_images=[image] if save_all else [])
-    with pytest.raises((ImageDamagedError, ImageTooLargeError)):
+    with raises_code("image_damaged", "image_too_large"):
         decode(avif_claiming(100, 100, payload), LIMITS)
 
 
@@ -368,7 +368,7 @@ def test_a_decoder_that_ends_refuses_its_photo_and_the_next_one_starts_another(s
         photos.decode(photo)
         header, first = photos.read_header(photo), process_of(photos)
         os.kill(int(first.name), signal.SIGKILL)
-        with pytest.raises(ImageDamagedError, match="its decoder ended"):
+        with raises_code("image_damaged", match="its decoder ended"):
             header.open()
         assert apart(photos.decode(photo), scene) == 0
         second = process_of(photos)
@@ -383,7 +383,7 @@ def test_a_decoder_that_takes_too_long_is_ended(scene: Pixels, monkeypatch: pyte
         header, stopped = photos.read_header(photo), process_of(photos)
         os.kill(int(stopped.name), signal.SIGSTOP)
         monkeypatch.setattr(decoder_processes, "TIMEOUT_S", 0.1)
-        with pytest.raises(ImageDamagedError, match="took too long"):
+        with raises_code("image_damaged", match="took too long"):
             header.open()
         assert not stopped.exists()
 

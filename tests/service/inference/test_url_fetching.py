@@ -29,14 +29,14 @@ from numpy.typing import NDArray
 from kith import Kith, Url
 from service import wiring
 from service.core.deadlines import Deadline
-from service.core.errors import ClientGoneError, KithError
-from service.core.photo_errors import ImageTooLargeError, UrlFailedError, UrlRefusedError
+from service.core.errors import ClientGoneError
 from service.inference.url_fetching import UrlFetcher
 from service.security.addresses import Address, Hosts, is_public
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
 from tests.http_files import File, Server, serving
+from tests.refusals import raises_code
 
 HOST: Final = "photos.example"
 LOOPBACK: Final = "127.0.0.1"
@@ -159,7 +159,7 @@ def photo(content: bytes = b"photo", **more: Any) -> File:
 )
 def test_refused_without_a_name_looked_up_or_a_socket_opened(url: str) -> None:
     names = Names([LOOPBACK])
-    with connections(), pytest.raises(UrlRefusedError) as refused:
+    with connections(), raises_code("url_refused") as refused:
         fetch(url, names)
     assert names.asked == []
     assert refused.value.detail == "photos from this URL are not allowed"
@@ -170,7 +170,7 @@ def test_refused_without_a_name_looked_up_or_a_socket_opened(url: str) -> None:
 def test_an_address_is_no_host_even_where_all_hosts_are_allowed(address: Address) -> None:
     host = f"[{address}]" if address.version == 6 else str(address)
     names = Names([LOOPBACK])
-    with connections(), pytest.raises(UrlRefusedError):
+    with connections(), raises_code("url_refused"):
         fetch(f"https://{host}/", names, hosts="*")
     assert names.asked == []
 
@@ -178,7 +178,7 @@ def test_an_address_is_no_host_even_where_all_hosts_are_allowed(address: Address
 @given(st.ip_addresses().filter(lambda address: not is_public(address)))
 @settings(max_examples=50)
 def test_a_name_of_an_address_in_here_is_refused(address: Address) -> None:
-    with connections(), pytest.raises(UrlRefusedError):
+    with connections(), raises_code("url_refused"):
         fetch(f"https://{HOST}/", Names([str(address)]))
 
 
@@ -194,15 +194,15 @@ def test_a_name_of_an_address_in_here_is_refused(address: Address) -> None:
     ],
 )
 def test_the_refusal_tells_nothing_of_what_is_in_here(answer: list[str] | OSError) -> None:
-    with connections(), pytest.raises(UrlRefusedError) as refused:
+    with connections(), raises_code("url_refused") as refused:
         fetch(f"https://{HOST}/", Names(answer))
-    with connections(), pytest.raises(UrlRefusedError) as elsewhere:
+    with connections(), raises_code("url_refused") as elsewhere:
         fetch("https://nobody.listed.org/", Names(answer))
     assert refused.value.document() == elsewhere.value.document()
 
 
 def test_by_default_nothing_is_fetched() -> None:
-    with connections(), pytest.raises(UrlRefusedError, match="disabled"):
+    with connections(), raises_code("url_refused", match="disabled"):
         fetch(f"https://{HOST}/", Names([LOOPBACK]), hosts="")
 
 
@@ -235,7 +235,7 @@ def test_the_next_address_is_tried_where_one_does_not_answer() -> None:
 
 def test_a_name_in_another_script_is_looked_up_in_ascii() -> None:
     names = Names(OSError())
-    with pytest.raises(UrlRefusedError):
+    with raises_code("url_refused"):
         fetch("https://bücher.example/", names)
     assert names.asked == ["xn--bcher-kva.example"]
 
@@ -246,7 +246,7 @@ def test_redirects_are_followed_a_few_times_each_looked_at_anew() -> None:
         assert from_loopback(server, "/1", names) == b"photo"
         assert names.asked == [HOST] * 3
         server.files["/3"] = File(b"", location="/1")
-        with pytest.raises(UrlFailedError, match="more than 3 times"):
+        with raises_code("url_failed", match="more than 3 times"):
             from_loopback(server, "/1", names)
     assert "cookie" not in {name for headers in server.headers for name in headers}
 
@@ -269,7 +269,7 @@ def test_redirects_lead_nowhere_that_is_refused(location: str) -> None:
     with (
         serving({"/1": File(b"", location=location)}) as server,
         connections(("connect", LOOPBACK)) as seen,
-        pytest.raises(UrlRefusedError),
+        raises_code("url_refused"),
     ):
         from_loopback(server, "/1", names)
     assert (names.asked, len(seen)) == ([HOST], 1)
@@ -280,26 +280,26 @@ def test_a_name_that_moves_inside_between_two_looks_is_refused() -> None:
     with (
         serving({"/1": File(b"", location="/2")}) as server,
         connections(("connect", LOOPBACK)),
-        pytest.raises(UrlRefusedError),
+        raises_code("url_refused"),
     ):
         from_loopback(server, "/1", names)
 
 
 @pytest.mark.parametrize(
-    ("file", "error"),
+    ("file", "code"),
     [
-        (photo(b"x" * 1001), ImageTooLargeError),
-        (photo(b"x" * 1001, stated=False), ImageTooLargeError),
-        (photo(b"x" * 100, cuts=[50]), UrlFailedError),
-        (photo(answers=[404]), UrlFailedError),
-        (photo(answers=[500]), UrlFailedError),
-        (File(b"<html>", content_type="text/html"), UrlFailedError),
-        (File(b"{}", content_type=""), UrlFailedError),
-        (photo(b"x" * 50, further={"Content-Encoding": "gzip"}), UrlFailedError),
+        (photo(b"x" * 1001), "image_too_large"),
+        (photo(b"x" * 1001, stated=False), "image_too_large"),
+        (photo(b"x" * 100, cuts=[50]), "url_failed"),
+        (photo(answers=[404]), "url_failed"),
+        (photo(answers=[500]), "url_failed"),
+        (File(b"<html>", content_type="text/html"), "url_failed"),
+        (File(b"{}", content_type=""), "url_failed"),
+        (photo(b"x" * 50, further={"Content-Encoding": "gzip"}), "url_failed"),
     ],
 )
-def test_what_is_no_photo_is_not_taken(file: File, error: type[KithError]) -> None:
-    with serving({"/1.jpg": file}) as server, pytest.raises(error):
+def test_what_is_no_photo_is_not_taken(file: File, code: str) -> None:
+    with serving({"/1.jpg": file}) as server, raises_code(code):
         from_loopback(server, "/1.jpg")
 
 
@@ -312,7 +312,7 @@ def test_a_photo_of_the_most_bytes_is_taken() -> None:
 def test_nobody_waits_for_a_server_that_says_nothing() -> None:
     with socket.create_server((LOOPBACK, 0)) as silent:
         port = silent.getsockname()[1]
-        with pytest.raises(UrlFailedError, match=r"within 0\.1 s"):
+        with raises_code("url_failed", match=r"within 0\.1 s"):
             fetch(
                 f"http://{HOST}:{port}/", Names([LOOPBACK]), http=True, permits=is_loopback, ports={port}, total_s=0.1
             )
@@ -343,7 +343,7 @@ def test_names_are_looked_up_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
         async with UrlFetcher(Hosts.of_text("*"), 1000) as fetcher:
             await fetcher.fetch(f"https://{HOST}/")
 
-    with connections(), pytest.raises(UrlRefusedError):
+    with connections(), raises_code("url_refused"):
         asyncio.run(run())
     assert asked == ["photos.example."]  # no search domain makes another of it
 
@@ -360,9 +360,9 @@ def test_the_certificate_must_be_the_hosts(tmp_path: Path) -> None:
         parts = urlsplit(server.url)
         url = f"https://other.example:{parts.port}/1.jpg"
         options: dict[str, Any] = {"permits": is_loopback, "ports": {parts.port}}
-        with pytest.raises(UrlFailedError):
+        with raises_code("url_failed"):
             fetch(url, Names([LOOPBACK]), verify=trusted, **options)
-        with pytest.raises(UrlFailedError):  # untrusted certificate
+        with raises_code("url_failed"):  # untrusted certificate
             from_loopback(server, "/1.jpg")
 
 

@@ -18,8 +18,7 @@ import pytest
 from kith import Kith, KithClientError
 from models.vision.recognition import l2_normalize
 from service.core.clock import Clock
-from service.core.errors import GalleryChangedError, GalleryNotFoundError, JobNotFoundError, OverloadedError
-from service.core.photo_errors import LowQualityError
+from service.core.errors import GalleryChangedError, GalleryNotFoundError, ImageError, OverloadedError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.jobs import runner as runner_module
 from service.jobs.runner import MAX_ATTEMPTS, JobContext, JobKind, Runner
@@ -30,8 +29,9 @@ from service.storage.privacy.backup import back_up, restore
 from service.storage.repositories.jobs import ARCHIVE_KINDS, ItemOutcome, Job, JobStore, LeaseLostError
 from service.storage.repositories.store import Store
 from tests.databases import open_database
+from tests.refusals import raises_code
 
-PROBLEM = LowQualityError("out of bounds: sharpness").document()
+PROBLEM = ImageError("low_quality", "out of bounds: sharpness").document()
 WAIT_S = 60
 
 
@@ -155,7 +155,7 @@ def test_canceling(store: JobStore, gallery: Gallery) -> None:
     assert store.record(job, [], 1)
     store.finish(job, "canceled")
     assert store.cancel(job.id).state == "canceled"
-    with pytest.raises(JobNotFoundError):
+    with raises_code("job_not_found"):
         store.cancel("0" * 32)
 
 
@@ -303,7 +303,7 @@ def test_an_exception_becomes_the_problem_of_the_job(store: JobStore, gallery: G
     async def refused(context: JobContext) -> None:
         nonlocal attempts
         attempts += 1
-        raise LowQualityError("out of bounds: sharpness")
+        raise ImageError("low_quality", "out of bounds: sharpness")
 
     def crashed(context: JobContext) -> None:
         nonlocal attempts

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.core.error_catalog import all_errors
+from service.core.errors import all_errors
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "docker" / "observability"

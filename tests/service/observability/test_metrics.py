@@ -25,8 +25,7 @@ from kith.wire.status import LagOut
 from service import wiring
 from service.api.http.problems import ROUTING_CODES
 from service.core.actor import Actor, acting_as
-from service.core.error_catalog import all_errors
-from service.core.errors import OverloadedError, ReadinessUnknownError, StorageError
+from service.core.errors import OverloadedError, StorageError, UnreadyError, all_errors
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index.follower import Followers, in_process
 from service.observability.metrics import Metrics
@@ -267,11 +266,12 @@ def test_readiness_is_told_in_time_by_one_look_however_many_ask() -> None:
     async def main() -> None:
         ready = Readiness({"database": hang}, timeout_s=0.01)
         for each in await asyncio.gather(*(ready.check() for _ in range(100)), return_exceptions=True):
-            assert isinstance(each, ReadinessUnknownError)
+            assert isinstance(each, UnreadyError)
+            assert each.code == "readiness_unknown"
         assert len(looks) == 1
         go.set()
         while True:
-            with suppress(ReadinessUnknownError):
+            with suppress(UnreadyError):
                 await ready.check()
                 return
 

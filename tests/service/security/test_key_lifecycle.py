@@ -23,7 +23,7 @@ from kith import Kith, KithClientError
 from kith.wire.common import Scope
 from kith.wire.keys import KeyIn, KeysOut
 from service.cli.main import app
-from service.core.errors import KeyEndedError, KeyNotFoundError, SettingsError
+from service.core.errors import NotFoundError, SettingsError
 from service.operations.housekeeping import KeyUses
 from service.resources import has_keys
 from service.security.api_keys import EVERYTHING, Keyring, Rights
@@ -35,6 +35,7 @@ from service.storage.privacy.backup import back_up, restore
 from service.storage.repositories.api_keys import KeyStore
 from tests.databases import TEXT, open_database
 from tests.postgres import DatabaseUrl
+from tests.refusals import raises_code
 
 READ = Rights(frozenset({"read"}), frozenset({"a", "b"}))
 
@@ -64,7 +65,7 @@ def test_the_next_request_to_another_process_sees_a_change(
     assert revoked is not None
     assert revoked.state(datetime.now(UTC)) == "revoked"
     assert len(there.ring()) == 1  # keeps the service closed
-    with pytest.raises(KeyNotFoundError):
+    with raises_code("key_not_found"):
         here.revoke("0" * 12)
 
 
@@ -82,14 +83,14 @@ def test_rotation_overlaps_without_prolonging_a_key(stores: tuple[KeyStore, KeyS
     assert after.expires_at is not None
     assert abs(after.expires_at - (now + timedelta(days=10))) < timedelta(seconds=10)
     here.revoke(new.id)
-    with pytest.raises(KeyEndedError, match="is revoked"):
+    with raises_code("key_ended", match="is revoked"):
         here.rotate(new.id, timedelta())
-    with pytest.raises(KeyEndedError, match="was already rotated"):
+    with raises_code("key_ended", match="was already rotated"):
         here.rotate(old.id, timedelta(hours=1))
     assert here.revoke(old.id).state(datetime.now(UTC)) == "revoked"  # earlier than planned
     at_once, _ = here.create("k", READ)
     here.rotate(at_once.id, timedelta())
-    with pytest.raises(KeyEndedError):
+    with raises_code("key_ended"):
         here.rotate(at_once.id, timedelta())
 
 
@@ -186,7 +187,7 @@ def test_writing_to_the_database_gives_a_key_no_rights(
         key, token = store.create("door", READ, now + timedelta(days=1))
         sound, sound_token = store.create("sound", READ)
         store.revoke(key.id)
-        with database.write(KeyNotFoundError("")) as connection:
+        with database.write(NotFoundError("key", "")) as connection:
             connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(**altered))
     with closing(open_database(url)) as database:
         store = KeyStore(database)
@@ -196,7 +197,7 @@ def test_writing_to_the_database_gives_a_key_no_rights(
         assert other is not None and other.state(now) == "active"
         assert f"API key {key.id} was altered" in caplog.text
         assert sound.id not in caplog.text
-        with pytest.raises(KeyEndedError, match="is altered"):
+        with raises_code("key_ended", match="is altered"):
             store.rotate(key.id, timedelta())
         back_up(database, tmp_path / "b")
         restore(database, tmp_path / "b", replace=True)  # has no effect

@@ -28,7 +28,7 @@ from kith import FileStream, Kith, KithClientError
 from kith.wire.albums import AlbumGroupOut
 from kith.wire.jobs import JobOut
 from service.cli.tools.demo import alter
-from service.core.errors import SubjectErasedError, TooManyAlbumsError
+from service.core.errors import LimitReachedError, SubjectErasedError
 from service.domain import albums as domain
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.server import embedded
@@ -382,7 +382,8 @@ def test_requests_at_the_same_time_do_not_exceed_the_number_of_albums(
             together.wait()
             try:
                 JobStore(database).create(gallery, "album", {}, beginning=beginning)
-            except TooManyAlbumsError:
+            except LimitReachedError as error:
+                assert error.code == "too_many_albums"
                 return False
             return True
 

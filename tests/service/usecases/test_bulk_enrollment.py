@@ -30,8 +30,7 @@ from kith.wire.jobs import JobOut
 from models.vision.photo_files import list_photos
 from service import wiring
 from service.cli.tools.photo_folders import TarStream, photos_of, split
-from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, KithError, StorageFullError
-from service.core.photo_errors import ImageTooLargeError
+from service.core.errors import ArchiveInvalidError, ImageError, KithError, StorageFullError
 from service.core.zstandard import ZstdFile
 from service.domain.gallery import GallerySettings
 from service.inference import archives
@@ -47,6 +46,7 @@ from tests.conftest import jpeg
 from tests.databases import open_database
 from tests.faults.servers import serving
 from tests.packs import projected_pack
+from tests.refusals import raises_code
 
 LIMITS = ArchiveLimits(1000, 100_000, 1_000_000)
 SEAL = Seal(new_key())
@@ -200,9 +200,9 @@ def test_limits_hold_before_anything_is_believed(archive: Archive) -> None:
     many = {f"a/{i}.jpg": b"" for i in range(20)}
     zeros = {f"a/{i}.jpg": bytes(90_000) for i in range(20)}
     for pack in KINDS:
-        with pytest.raises(ArchiveTooLargeError, match="19 files"):
+        with raises_code("archive_too_large", match="19 files"):
             what_is_in(archive(pack(many)), limits=ArchiveLimits(19, 100, 1_000_000))
-        with pytest.raises(ArchiveTooLargeError, match="unpacked"):
+        with raises_code("archive_too_large", match="unpacked"):
             what_is_in(archive(pack(zeros)))
         # A photo that is too large fails alone.
         path = archive(pack({"a/1.jpg": bytes(100_001), "a/2.jpg": b"fine"}))
@@ -210,7 +210,8 @@ def test_limits_hold_before_anything_is_believed(archive: Archive) -> None:
         for member in first:
             try:
                 second.append(member.read())
-            except ImageTooLargeError:
+            except ImageError as error:
+                assert error.code == "image_too_large"
                 second.append(b"refused")
         assert second == [b"refused", b"fine"]
 
@@ -245,7 +246,7 @@ def test_an_encrypted_file_fails_alone(archive: Archive) -> None:
 def test_a_zips_directory_is_not_read_if_it_is_huge(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     path = archive(as_zip({f"a/{i}.jpg": b"" for i in range(2000)}))
     monkeypatch.setattr(archives, "MAX_DIRECTORY_BYTES", 10_000)
-    with pytest.raises(ArchiveTooLargeError, match="directory"):
+    with raises_code("archive_too_large", match="directory"):
         what_is_in(path, limits=ArchiveLimits(10_000, 10_000, 10_000))
 
 
@@ -253,7 +254,7 @@ def test_a_tar_header_that_would_fill_the_memory_is_refused(archive: Archive) ->
     header = tarfile.TarInfo("x")
     for kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
         header.type, header.size = kind, 1 << 30
-        with pytest.raises(ArchiveTooLargeError, match="header"):
+        with raises_code("archive_too_large", match="header"):
             what_is_in(archive(header.tobuf() + bytes(10_240)))
     header.type, header.size = tarfile.GNUTYPE_SPARSE, 512
     with pytest.raises(ArchiveInvalidError, match="sparse"):

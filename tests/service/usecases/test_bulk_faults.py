@@ -20,7 +20,7 @@ from models.runtime.network import Float
 from models.vision import recognition
 from models.vision.detection import Detector
 from models.vision.pixels import to_planes
-from service.core.errors import GpuUnavailableError
+from service.core.errors import UnreadyError
 from service.inference.archives import ArchiveContents, ArchiveLimits, iterate_members, read_contents
 from service.jobs import runner
 from service.server import embedded
@@ -63,7 +63,9 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception, int], None]:
     return fail
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error 700"), GpuUnavailableError("lost"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error 700"), UnreadyError("gpu_unavailable", "lost"), MemoryError()]
+)
 def test_a_fault_that_ends_costs_no_photo(
     kith: Kith,
     gallery: str,

@@ -19,8 +19,8 @@ from starlette.datastructures import Headers
 
 from kith import Kith
 from service.api.http.bodies import content_coding
-from service.core.errors import UnsupportedEncodingError
 from tests.conftest import jpeg
+from tests.refusals import raises_code
 from tests.service.api.http.test_malformed_input import ENROLL, IDENTIFY, check
 
 JSON = {"Content-Type": "application/json"}
@@ -124,7 +124,7 @@ def test_the_compression_of_an_archive_may_be_named_as_a_coding(
 def test_several_headers_are_one_list() -> None:
     headers = Headers(raw=[(b"content-encoding", b"identity"), (b"content-encoding", b"gzip")])
     assert content_coding(headers, ("gzip",)) == "gzip"
-    with pytest.raises(UnsupportedEncodingError):
+    with raises_code("unsupported_encoding"):
         content_coding(headers)
 
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.actor import Actor, acting_as
-from service.core.errors import GalleryNotFoundError, IdempotencyConflictError, StorageDamagedError
+from service.core.errors import GalleryNotFoundError, StorageDamagedError
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
 from service.security.sealing import SealBrokenError
 from service.storage.damage import damage
@@ -36,6 +36,7 @@ from service.storage.repositories.jobs import ItemOutcome, JobStore
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
+from tests.refusals import raises_code
 
 DIMENSION = 32
 NAME, ID, TAG, VALUE = "Ada Lovelace", "ada-1815", "poetical science", "analytical engine"
@@ -90,7 +91,7 @@ def is_there(database: Database) -> None:
     kept = open_crop(gallery.seal, waiting.sealed)
     assert (kept.image, [tuple(point) for point in kept.landmarks_xy]) == (IMAGE, list(POINTS))
     assert store.templates.stored_answer(gallery, KEY, DIGEST) == ANSWER
-    with pytest.raises(IdempotencyConflictError):
+    with raises_code("idempotency_conflict"):
         store.templates.stored_answer(gallery, KEY, "another")
     (job,) = job_store.list_jobs(gallery, (), None, 9)
     assert job.problem == {"code": "archive_invalid", "detail": FILE}

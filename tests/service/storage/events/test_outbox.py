@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.core.clock import Clock
-from service.core.errors import StorageError, TooManyWebhooksError, WebhookNotFoundError
+from service.core.errors import StorageError
 from service.domain.events import Event, EventFilter, Position
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.storage.audit.log import record_entries
@@ -25,6 +25,7 @@ from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import open_database
+from tests.refusals import raises_code
 from tests.service.storage.privacy.test_erasure import items_of, some
 
 URL = "https://receiver.example/kith?token=hidden"
@@ -165,7 +166,7 @@ def test_an_altered_webhook_receives_nothing_and_stops_nobody(
         connection.execute(receivers.update().where(receivers.c.id == altered.id).values(sealed=sealed))
     enroll(store, gallery, "ada", rng)
     assert [webhook.id for webhook in ReceiverStore(database).waiting()] == [other.id]
-    with pytest.raises(WebhookNotFoundError):
+    with raises_code("webhook_not_found"):
         WebhookStore(database).get(altered.id)
     WebhookStore(database).delete(altered.id)
     assert [webhook.id for webhook in WebhookStore(database).list_all()] == [other.id]
@@ -187,7 +188,7 @@ def test_a_webhook_beyond_the_limit_is_refused(database: Database, monkeypatch: 
     monkeypatch.setattr(webhook_repository, "MAX_WEBHOOKS", 2)
     subscribe(database)
     subscribe(database)
-    with pytest.raises(TooManyWebhooksError):
+    with raises_code("too_many_webhooks"):
         subscribe(database)
 
 

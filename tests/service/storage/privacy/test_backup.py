@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.cli.main import app
-from service.core.errors import BackupError
+from service.core.errors import LocalError
 from service.domain.albums import FaceRecord, NewAlbumFace
 from service.domain.events import EventFilter
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
@@ -50,6 +50,7 @@ from service.storage.repositories.strangers import Sighting
 from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
+from tests.refusals import raises_code
 from tests.soundness import problems
 
 DIMENSION = 8
@@ -113,7 +114,7 @@ def filled(database: Database) -> Store:
     store.albums.set_groups(made, album, [[(found.pk, None)]], None)
     jobs_of.finish(made, "succeeded")
     now = sa.func.current_timestamp()
-    with database.write(BackupError("")) as connection:
+    with database.write(LocalError("backup", "")) as connection:
         template_pk = connection.execute(sa.select(sa.func.min(templates.c.pk))).scalar()
         connection.execute(
             crops.insert().values(template_pk=template_pk, sealed=seal_crop(one.seal, Crop(b"\0\xff", ((1, 2.5),))))
@@ -215,7 +216,7 @@ def test_a_nonempty_database_is_not_overwritten(fresh: Open, tmp_path: Path) -> 
     filled(database)
     back_up(database, file)
     before = everything(database)
-    with pytest.raises(BackupError, match="holds 23 templates of 23 people"):
+    with raises_code("backup", match="holds 23 templates of 23 people"):
         restore(database, file)
     assert everything(database) == before
 
@@ -234,7 +235,7 @@ def test_a_damaged_backup_changes_nothing(fresh: Open, tmp_path: Path) -> None:
         whole[: offset + 900] + bytes([whole[offset + 900] ^ 1]) + whole[offset + 901 :],
     ):
         file.write_bytes(damaged)
-        with pytest.raises(BackupError):
+        with raises_code("backup"):
             restore(database, file, replace=True)
         assert everything(database) == before
 
@@ -257,10 +258,10 @@ def test_a_restore_that_fails_midway_changes_nothing(fresh: Open, tmp_path: Path
 def test_tables_of_another_revision_are_refused(fresh: Open, tmp_path: Path) -> None:
     origin, file = fresh(), tmp_path / "backup"
     filled(origin)
-    with origin.write(BackupError("")) as connection:
+    with origin.write(LocalError("backup", "")) as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0000'")
     back_up(origin, file)
-    with pytest.raises(BackupError, match="revision 0000"):
+    with raises_code("backup", match="revision 0000"):
         restore(fresh(), file)
 
 
@@ -369,7 +370,9 @@ def test_the_command_line(fresh: Open, tmp_path: Path, monkeypatch: pytest.Monke
             done = CliRunner().invoke(app, ["restore", str(file)])
             assert done.exit_code == 0, done.output
             assert "23 templates of 23 people" in done.stdout
-    assert isinstance(CliRunner().invoke(app, ["restore", str(file)]).exception, BackupError)
+    refusal = CliRunner().invoke(app, ["restore", str(file)]).exception
+    assert isinstance(refusal, LocalError)
+    assert refusal.code == "backup"
     assert read_manifest(file).rows["galleries"] == 3  # one of strangers
     with database.read() as connection:
         assert connection.execute(sa.select(sa.func.count()).select_from(galleries)).scalar() == 3
@@ -392,7 +395,7 @@ def test_a_restore_repeats_the_erasure_of_faces_in_an_album(fresh: Open, tmp_pat
     database, file = fresh(), tmp_path / "backup"
     store = filled(database)
     mona, _ = store.subjects.put(store.galleries.get("two"), "mona", None, {}, [])
-    with database.write(BackupError("")) as connection:
+    with database.write(LocalError("backup", "")) as connection:
         connection.execute(album_faces.update().values(subject_pk=mona.pk))
     back_up(database, file)
     receipt = store.subjects.delete(store.galleries.get("two"), "mona")

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.core.errors import BackupError
 from service.core.zstandard import ZstdFile
 from service.storage.db.tables import Utc
 from service.storage.privacy.backup_rows import read_rows, write_rows
+from tests.refusals import raises_code
 
 TABLE = sa.Table(
     "t",
@@ -91,24 +91,24 @@ JSON = [1, "00ff", "a", "{}", True, 0.5, 0]
 def test_a_row_of_another_form_is_refused(row: Any) -> None:
     names = TABLE.columns.keys()
     assert [row[:2] for row in read_rows(packed(names, JSON), TABLE, 1)] == [[1, b"\0\xff"]]
-    with pytest.raises(BackupError, match="row 2 of table t"):
+    with raises_code("backup", match="row 2 of table t"):
         list(read_rows(packed(names, JSON, row), TABLE, 2))
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_another_number_of_rows_is_refused(count: int) -> None:
-    with pytest.raises(BackupError, match=f"1 rows instead of {count}"):
+    with raises_code("backup", match=f"1 rows instead of {count}"):
         list(read_rows(written(ROW), TABLE, count))
 
 
 @pytest.mark.parametrize("names", [["key"], [*TABLE.columns.keys(), "new"], {}, b"no JSON\n", b""])
 def test_other_columns_are_refused(names: Any) -> None:
-    with pytest.raises(BackupError):
+    with raises_code("backup"):
         list(read_rows(packed(names, JSON), TABLE, 1))
 
 
 def test_a_damaged_stream_is_refused() -> None:
     whole = written(*([n, *ROW[1:]] for n in range(1000))).getvalue()
     for damaged in (b"", b"no zstd", whole[:-4], whole[:50] + bytes(8) + whole[58:]):
-        with pytest.raises(BackupError):
+        with raises_code("backup"):
             list(read_rows(io.BytesIO(damaged), TABLE, 1000))

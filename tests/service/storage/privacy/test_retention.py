@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from kith import Kith, KithClientError
 from service.cli.main import app
 from service.core.clock import Clock
-from service.core.errors import RetentionUnconfirmedError
 from service.domain.gallery import Gallery, IdempotentResponse, SubjectFilter
 from service.index.follower import Followers, in_process
 from service.operations.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
@@ -34,6 +33,7 @@ from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
+from tests.refusals import raises_code
 from tests.service.storage.privacy.test_erasure import made, some
 
 NOW = datetime.now(UTC)
@@ -379,9 +379,7 @@ def test_a_new_period_that_erases_a_large_share_needs_the_number(
     for number in range(2):
         store.templates.enroll(gallery, f"s{number}", young := some(rng), None)
         aged(database, [young[0].id], 1)
-    with pytest.raises(
-        RetentionUnconfirmedError, match="30 days would erase 20 of 22 templates and 18 of 20"
-    ) as refused:
+    with raises_code("retention_unconfirmed", match="30 days would erase 20 of 22 templates and 18 of 20") as refused:
         retention.require_confirmation(gallery, 30, NOW, 19)
     assert "confirm=20" in refused.value.remedy
     retention.require_confirmation(gallery, 30, NOW, 20)
@@ -393,7 +391,7 @@ def test_a_new_period_that_erases_a_large_share_needs_the_number(
     with database.engine.begin() as connection:
         long_ago = {"updated_at": NOW - timedelta(days=31)}
         connection.execute(subjects.update().where(subjects.c.gallery_pk == small.pk).values(**long_ago))
-    with pytest.raises(RetentionUnconfirmedError, match="0 of 0 templates and 10 of 10 subjects") as refused:
+    with raises_code("retention_unconfirmed", match="0 of 0 templates and 10 of 10 subjects") as refused:
         retention.require_confirmation(small, 30, NOW, 0)
     assert refused.value.extra == {"confirm": 10}
     database.close()
@@ -410,7 +408,7 @@ def test_a_tenth_needs_no_confirmation(database_url: DatabaseUrl, rng: np.random
         if allowed:
             retention.require_confirmation(gallery, 30, NOW, 0)
         else:
-            with pytest.raises(RetentionUnconfirmedError, match=f"{number + 1} of 10 templates"):
+            with raises_code("retention_unconfirmed", match=f"{number + 1} of 10 templates"):
                 retention.require_confirmation(gallery, 30, NOW, 0)
     database.close()
 

@@ -17,12 +17,8 @@ from kith.wire.fields import MAX_DECOYS
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import (
-    DecoyEnrolledError,
-    DecoyNotFoundError,
     InvalidRequestError,
     SubjectNotFoundError,
-    TemplateNotFoundError,
-    TooManyDecoysError,
 )
 from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.storage.audit.reader import AuditFilter, listed_lines
@@ -36,6 +32,7 @@ from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from tests.databases import change_recognizer, open_database
+from tests.refusals import raises_code
 
 D = 16
 
@@ -85,7 +82,7 @@ def test_a_decoy_is_stored_once_and_no_template(store: Store, rng: np.random.Gen
     assert list(after.outsiders.values()) == [store.subjects.get(after, "ada").pk]
     assert (after.subjects, after.templates) == (before.subjects, before.templates) == (2, 2)
     enrolled = store.templates.vectors(after, "ada")[0]
-    with pytest.raises(DecoyEnrolledError):
+    with raises_code("decoy_enrolled"):
         store.decoys.add(after, "ada", template(enrolled[0]))
     store.decoys.add(after, "bo", template(enrolled[0]))  # of another subject: the photo of Ada is not Bo
     with pytest.raises(SubjectNotFoundError):
@@ -120,7 +117,7 @@ def test_callers_see_no_outsider(database: Database, store: Store, rng: np.rando
     assert len(store.templates.list_by_offset(gallery, None, 0, None)) == 2
     assert store.templates.delete_many(gallery, [decoy.id]) == []
     assert store.galleries.sizes(1).by_gallery == {"g": (2, 2)}
-    with pytest.raises(TemplateNotFoundError):
+    with raises_code("template_not_found"):
         store.templates.find(gallery, decoy.id)
     with BulkStore(database).open_export("g") as export:
         assert {item["subject"] for block in export.blocks() for item in block} == {"ada", "bo"}
@@ -135,7 +132,7 @@ def test_their_number_is_bounded(store: Store) -> None:
     each[np.arange(MAX_DECOYS + 1), 2 + np.arange(MAX_DECOYS + 1) % (D - 2)] = np.sqrt(0.75)
     for vector in each[:MAX_DECOYS]:
         assert store.decoys.add(gallery, "ada", template(vector))[1]
-    with pytest.raises(TooManyDecoysError):
+    with raises_code("too_many_decoys"):
         store.decoys.add(gallery, "ada", template(each[-1]))
     store.decoys.add(gallery, "bo", template(each[-1]))
     with pytest.raises(InvalidRequestError, match=f"{MAX_DECOYS + 1} decoys"):
@@ -144,18 +141,18 @@ def test_their_number_is_bounded(store: Store) -> None:
 
 def test_it_is_erased_alone_with_a_receipt(database: Database, store: Store, rng: np.random.Generator) -> None:
     decoy, _ = store.decoys.add(now(store), "ada", template(drawn(rng)))
-    with pytest.raises(DecoyNotFoundError):
+    with raises_code("decoy_not_found"):
         store.decoys.delete(now(store), "bo", decoy.id)
     receipt = store.decoys.delete(now(store), "ada", decoy.id)
     assert (receipt.kind, receipt.template, receipt.removed) == ("decoy", decoy.id, {"decoys": 1})
     assert store.decoys.delete(now(store), "ada", decoy.id).id == receipt.id
     assert not now(store).outsiders
     assert (now(store).subjects, now(store).templates) == (2, 2)
-    with pytest.raises(DecoyNotFoundError):
+    with raises_code("decoy_not_found"):
         store.decoys.delete(now(store), "ada", "0" * 32)
     with pytest.raises(SubjectNotFoundError):
         store.decoys.delete(now(store), "cy", decoy.id)
-    with pytest.raises(TemplateNotFoundError):  # its receipt is of another kind
+    with raises_code("template_not_found"):  # its receipt is of another kind
         store.templates.delete(now(store), "ada", decoy.id)
     events = [each.line.event for each in listed_lines(database, AuditFilter(now(store).pk), None, 2)]
     assert events == ["decoy_deleted", "decoy_added"]

@@ -11,7 +11,7 @@ import pytest
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.core.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError
+from service.core.errors import GalleryMovedError
 from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
 from service.index.follower import Followers, in_process
 from service.risk.evidence import impostor_evidence
@@ -23,6 +23,7 @@ from service.storage.repositories.generations import DROP, FILL, MAX_REST, Gener
 from service.storage.repositories.jobs import ItemOutcome, Job, JobStore
 from service.storage.repositories.store import Store
 from tests.databases import change_recognizer
+from tests.refusals import raises_code
 
 OLD, NEW, THIRD = "a" * 32, "b" * 32, "c" * 32
 OLD_D, NEW_D = 16, 12
@@ -128,20 +129,20 @@ def test_steps_and_their_repetitions(
     database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
     store.templates.enroll(gallery, "s", [template(rng)], None)
-    with pytest.raises(MigrationStateError):
+    with raises_code("migration_state"):
         generations.roll_back(now(store))
     generations.finish(now(store), force=True)
-    with pytest.raises(MigrationStateError):
+    with raises_code("migration_state"):
         generations.start(now(store), OLD, OLD_D, "old")
     n = started(store, generations)
     assert started(store, generations) == n
-    with pytest.raises(MigrationStateError):
+    with raises_code("migration_state"):
         generations.start(now(store), THIRD, 4, "third")
-    with pytest.raises(MigrationStateError):
+    with raises_code("migration_state"):
         generations.finish(now(store), force=True)
     switch(database, generations, n)
     assert (now(store).generation, now(store).fingerprint) == (n, NEW)
-    with pytest.raises(MigrationStateError):  # rolling back is another thing
+    with raises_code("migration_state"):  # rolling back is another thing
         generations.start(now(store), OLD, OLD_D, "old")
     for _ in range(2):
         generations.roll_back(now(store))
@@ -191,7 +192,7 @@ def test_the_last_batch_embeds_the_rest_or_leaves_it_to_another_pass(
     fill(generations, owned, view(store, n))
     store.templates.enroll(now(store), "t", [template(rng) for _ in range(MAX_REST)], None)
     store.templates.enroll(now(store), "bare", [template(rng, crop=None)], None)
-    with pytest.raises(MigrationIncompleteError):
+    with raises_code("migration_incomplete"):
         generations.switch(view(store, n), owned, embed, (), 0)
     assert now(store).generation == 0
     store.subjects.delete(now(store), "bare")
@@ -264,10 +265,10 @@ def test_nothing_is_finished_that_would_lose_somebody(
 ) -> None:
     store.templates.enroll(gallery, "s", [left := template(rng, crop=None)], None)
     assert generations.without_crop(now(store), 9) == (1, [("s", left.id)])
-    with pytest.raises(MigrationIncompleteError):
+    with raises_code("migration_incomplete"):
         generations.start(now(store), NEW, NEW_D, "new")
     change_recognizer(database, "g", NEW, NEW_D)
-    with pytest.raises(MigrationIncompleteError):
+    with raises_code("migration_incomplete"):
         generations.finish(now(store), force=False)
     generations.finish(now(store), force=True)
 

@@ -20,7 +20,6 @@ from service.core.errors import (
     GalleryMovedError,
     GalleryNotFoundError,
     InvalidRequestError,
-    StrangerNotFoundError,
     SubjectErasedError,
 )
 from service.domain.gallery import Crop, CropOf, Gallery, GallerySettings, SubjectFilter
@@ -46,6 +45,7 @@ from service.storage.repositories.store import Store
 from service.storage.repositories.strangers import Recall, Sighting
 from tests.databases import change_recognizer, open_database
 from tests.postgres import DatabaseUrl
+from tests.refusals import raises_code
 from tests.service.storage.events.test_outbox import pending, subscribe
 
 DIMENSION = 8
@@ -360,9 +360,9 @@ def test_strangers_are_of_their_gallery(store: Store, gallery: Gallery) -> None:
     (here,), (there,) = see(store, gallery, person(0)), see(store, other, person(0))
     assert here.id != there.id
     for refused in (store.strangers.get, store.strangers.forget, store.strangers.export):
-        with pytest.raises(StrangerNotFoundError):
+        with raises_code("stranger_not_found"):
             refused(other, here.id)
-    with pytest.raises(StrangerNotFoundError):
+    with raises_code("stranger_not_found"):
         store.strangers.merge(gallery, here.id, there.id)
 
 
@@ -381,7 +381,7 @@ def test_a_promoted_stranger_is_a_subject(database: Database, store: Store, gall
     assert store.crops.read(after, [CropOf("ada")]) == [b"picture"]
     assert listed(store, after) == [] and count(database, templates) == 1
     assert {"stranger_remembered", "templates_enrolled", "stranger_promoted"} <= set(lines(database, gallery))
-    with pytest.raises(StrangerNotFoundError) as gone:
+    with raises_code("stranger_not_found") as gone:
         store.strangers.promote(after, one.id, "ada", None, NOW)
     assert gone.value.extra["receipt"]["id"] == done.receipt.id
     assert done.receipt.kind == "moved"
@@ -432,7 +432,7 @@ def test_a_forgotten_stranger_is_gone_with_a_receipt(database: Database, store: 
     assert receipt.removed == {"strangers": 1, "stranger_templates": 1}
     assert store.strangers.forget(gallery, one.id).id == receipt.id
     assert [each.id for each in listed(store, gallery)] == [other.id]
-    with pytest.raises(StrangerNotFoundError):
+    with raises_code("stranger_not_found"):
         store.strangers.forget(gallery, "0" * 32)
 
 

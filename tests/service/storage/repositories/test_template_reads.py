@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from models.vision.recognition import l2_normalize
-from service.core.errors import CropNotFoundError, SubjectNotFoundError, TemplateNotFoundError
+from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import Crop, CropOf, Gallery, GallerySettings, NewTemplate
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
+from tests.refusals import raises_code
 
 DIMENSION: Final = 8
 POINTS: Final = ((1.0, 2.0), (3.0, 4.0), (5.0, 6.0), (7.0, 8.0), (9.0, 10.0))
@@ -53,7 +54,7 @@ def test_reads_by_id_and_by_offset(store: Store, gallery: Gallery, rng: np.rando
         store.templates.list_by_offset(gallery, "eve", 0, 5)
     other = store.galleries.get("other")
     assert store.templates.list_by_offset(other, None, 0, None) == []
-    with pytest.raises(TemplateNotFoundError):
+    with raises_code("template_not_found"):
         store.templates.find(other, tom[0].id)
 
 
@@ -65,7 +66,7 @@ def test_the_crop_of_a_subject_is_that_of_the_best_quality(
     store.templates.enroll(gallery, "tom", [_template(rng, 0.9)], None)
     assert store.crops.read(gallery, [CropOf("ada"), CropOf("tom")]) == [b"sharp", None]
     assert store.templates.crop(gallery, "ada", enrolled[0].id).image == b"dull"
-    with pytest.raises(CropNotFoundError):
+    with raises_code("crop_not_found"):
         store.templates.crop(gallery, "ada", enrolled[2].id)
-    with pytest.raises(TemplateNotFoundError):
+    with raises_code("template_not_found"):
         store.templates.crop(gallery, "tom", enrolled[0].id)

@@ -39,7 +39,7 @@ from models.vision.recognition import l2_normalize
 from service.api.routes import transfer
 from service.api.routes.transfer import _Intake
 from service.cli.main import app
-from service.core.errors import EmbeddingError, ImportFileError, ItemError, RecognizerMismatchError, StorageError
+from service.core.errors import InvalidDataError, StorageError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.domain.gallery_items import FileRow, checked, header_document, normalize_rows, read_header, vector_bytes
 from service.index.follower import Followers, in_process
@@ -52,6 +52,7 @@ from service.storage.transfer import ndjson
 from service.storage.transfer.importing import Import, ImportReport, export
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
+from tests.refusals import raises_code
 from tests.soundness import problems
 
 DIMENSION = 8
@@ -339,7 +340,7 @@ def test_an_existing_subject_keeps_its_fields(place: Place, rng: np.random.Gener
 
 def test_a_rejected_write_is_a_storage_error(place: Place, rng: np.random.Generator) -> None:
     place.take(line("a", vector(rng)))
-    with place.store.database.write(ItemError("")) as connection:
+    with place.store.database.write(InvalidDataError("item", "")) as connection:
         connection.exec_driver_sql("DROP TABLE labels")
     with pytest.raises(StorageError, match="labels"):
         place.take(line("b", vector(rng), tags=["x"]))
@@ -384,18 +385,18 @@ def test_items_may_be_skipped(place: Place, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "error"),
+    ("header", "code"),
     [
-        ({"kith": "gallery", "version": 2, "recognizer": FINGERPRINT, "dimension": 8}, ImportFileError),
-        ({"kith": "gallery", "version": 1, "recognizer": FINGERPRINT, "dimension": 9}, ImportFileError),
-        ({"kith": "gallery", "version": 1, "recognizer": FINGERPRINT, "dimension": -8}, ImportFileError),
-        ({"kith": "gallery", "version": 1, "dimension": 8}, ImportFileError),
-        ({"kith": "gallery", "version": 1, "recognizer": "e" * 32, "dimension": 8}, RecognizerMismatchError),
-        (header_document(HEADER) | {"embeddings": False}, ImportFileError),
+        ({"kith": "gallery", "version": 2, "recognizer": FINGERPRINT, "dimension": 8}, "import_invalid"),
+        ({"kith": "gallery", "version": 1, "recognizer": FINGERPRINT, "dimension": 9}, "import_invalid"),
+        ({"kith": "gallery", "version": 1, "recognizer": FINGERPRINT, "dimension": -8}, "import_invalid"),
+        ({"kith": "gallery", "version": 1, "dimension": 8}, "import_invalid"),
+        ({"kith": "gallery", "version": 1, "recognizer": "e" * 32, "dimension": 8}, "recognizer_mismatch"),
+        (header_document(HEADER) | {"embeddings": False}, "import_invalid"),
     ],
 )
-def test_files_for_another_gallery_are_refused(place: Place, header: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
+def test_files_for_another_gallery_are_refused(place: Place, header: dict[str, Any], code: str) -> None:
+    with raises_code(code):
         for _ in ndjson.Lines().feed(orjson.dumps(header) + b"\n"):
             pass
         Import(place.bulk, place.gallery).accept(read_header(header))
@@ -403,7 +404,7 @@ def test_files_for_another_gallery_are_refused(place: Place, header: dict[str, A
 
 @pytest.mark.parametrize("file", [b"", b"PAR1", b'{"subject": "a"}\n'])
 def test_invalid_files_are_refused(file: bytes) -> None:
-    with pytest.raises(ImportFileError):
+    with raises_code("import_invalid"):
         list(ndjson.Lines().feed(file)) + list(ndjson.Lines().end())
 
 
@@ -744,7 +745,7 @@ def test_imports_delay_no_other_requests(
     [("AAAA", "embedding: 3 bytes are not float32 numbers of 4 bytes"), ([0.5, 0.5], "embedding has 2 numbers")],
 )
 def test_an_embedding_of_another_length_is_named_in_whole_numbers(embedding: Any, detail: str) -> None:
-    with pytest.raises(EmbeddingError, match=detail):
+    with raises_code("embedding_invalid", match=detail):
         ndjson._vector(embedding, 128)
 
 
