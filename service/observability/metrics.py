@@ -144,9 +144,9 @@ class Metrics:
         """Count photos or embeddings ``enrolled``, or rejected with an error code."""
         self._enrolled.labels(outcome).inc(count)
 
-    def count_event(self, to: Receiver) -> None:
-        """Count an event that was written to a stream, or that a webhook or the broker has acknowledged."""
-        self._events.labels(to).inc()
+    def count_event(self, to: Receiver, count: int = 1) -> None:
+        """Count events that were written to a stream, or that a webhook or the broker has acknowledged."""
+        self._events.labels(to).inc(count)
 
     def count_event_failure(self, to: Receiver) -> None:
         """Count a failed attempt of a webhook, or a broken or refused connection to the broker."""

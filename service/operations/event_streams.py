@@ -28,7 +28,7 @@ MAX_STREAMS: Final = 200
 """Open streams of a process."""
 MAX_STREAMS_PER_KEY: Final = 10
 POLL_S: Final = 1.0
-TOGETHER_S: Final = 0.1
+TOGETHER_S: Final = 0.25
 """Events within this time wake the streams only once."""
 TAIL: Final = 1000
 """Latest events in memory, for all streams."""

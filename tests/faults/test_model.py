@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 import uuid
 from collections import Counter
 from dataclasses import replace
@@ -19,11 +21,25 @@ from models.vision.recognition import l2_normalize
 from service.domain.gallery import GallerySettings, NewTemplate, SubjectFilter
 from service.security.sealing import Seal, new_key
 from service.storage.db.row_sealing import labels_of
+from service.storage.db.tables import templates
 from tests.faults import LONG
 from tests.faults.history import NEVER, Kind, Operation, has_an_order
 from tests.faults.judging import operations_of, without_an_order
 from tests.faults.servers import serving
-from tests.faults.workers import CONTEXT, DIMENSION, Answered, Asked, Found, Node, Task, Worker, Writer, seen
+from tests.faults.workers import (
+    CONTEXT,
+    DIMENSION,
+    Answered,
+    Asked,
+    Found,
+    Node,
+    Task,
+    Worker,
+    Writer,
+    axis_of,
+    seen,
+    template_id,
+)
 from tests.postgres import DatabaseUrl
 from tests.service.domain.test_fusion import fused_similarity
 
@@ -32,6 +48,7 @@ pytestmark = pytest.mark.long
 SEAL = Seal(new_key())
 
 SUBJECTS = 8
+PATIENCE_S = 60
 WRITERS = 4
 
 
@@ -213,15 +230,14 @@ def fresh(url: str, *galleries: str) -> str:
 # Concurrent operations, against every order that explains them
 
 
-def at_once(url: str, gallery: str, shared_subjects: int, steps: int, unlocked: bool = False) -> list[list[Any]]:
+def at_once(url: str, gallery: str, shared_subjects: int, steps: int) -> list[list[Any]]:
     """Run writers on one gallery; return the requests and answers of each."""
     weights = {"enroll": 3.0, "delete": 1.0, "delete subject": 0.5, "trim": 0.3, "read": 5.0}
     if shared_subjects:
         weights["move"] = 3.0
     counters = CONTEXT.Array("q", WRITERS, lock=False)
     writers = [
-        Writer(Task(url, gallery, i, WRITERS, shared_subjects, steps, weights, unlocked), counters)
-        for i in range(WRITERS)
+        Writer(Task(url, gallery, i, WRITERS, shared_subjects, steps, weights), counters) for i in range(WRITERS)
     ]
     return [writer.finished() for writer in writers]
 
@@ -269,12 +285,74 @@ def test_many_galleries_at_once(database_url: DatabaseUrl) -> None:
         assert without_an_order(operations_of(histories)) == {}
 
 
-def test_without_taking_turns_a_write_is_lost_to_the_followers(postgres: Any) -> None:
-    """Mutation test: the checks fail when numbers are not in commit order."""
+@pytest.mark.parametrize("takes_turns", [True, False])
+def test_without_taking_turns_a_write_is_lost_to_the_followers(postgres: Any, takes_turns: bool) -> None:
+    """Mutation test: the checks fail when numbers are not in commit order.
+
+    One move waits between its line of the change log and its commit. Another writes a later line and commits, unless
+    writers take turns. A follower that reads then passes over the first line.
+    """
     url = fresh(postgres.create(f"kith_{uuid.uuid4().hex}"))
-    commit_late(url)
-    histories = at_once(url, "g", 6, 80, unlocked=True)
-    assert without_an_order(operations_of(histories)) != {}
+    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    slow, quick = (template_id(0, number) for number in range(2))
+    with Node(url, not takes_turns) as node, Node(url) as reader, engine.connect() as holding:
+        gallery = node.store.galleries.get("g")
+        for subject, template in (("from", slow), ("other", quick)):
+            node.enroll("g", subject, [NewTemplate(template, axis_of(template, DIMENSION), "embedding")])
+        node.put_subject("g", "to", {}, [])
+        node.put_subject("g", "another", {}, [])
+        waits_for_a_lock(engine, node, slow)
+        holding.execute(HOLD)
+        moving = [threading.Thread(target=node.move_template, args=("g", "from", slow, "to"), daemon=True)]
+        moving[0].start()
+        until(engine, WAITING)
+        moving.append(threading.Thread(target=node.move_template, args=("g", "other", quick, "another"), daemon=True))
+        moving[1].start()
+        moving[1].join(1 if takes_turns else PATIENCE_S)
+        assert moving[1].is_alive() == takes_turns
+        during = seen(reader, gallery, (slow,))[slow]
+        holding.execute(LET_GO)
+        for thread in moving:
+            thread.join(PATIENCE_S)
+        after = seen(reader, gallery, (slow,))[slow]
+    engine.dispose()
+    history = [
+        operation("enroll", 0, 1, "from"),
+        operation("move", 2, 5, "from", "to"),
+        operation("read", 3, 4, during),
+        operation("read", 6, 7, after),
+    ]
+    assert has_an_order(history) == takes_turns
+
+
+HOLD = sa.text("SELECT pg_advisory_lock(7)")
+LET_GO = sa.text("SELECT pg_advisory_unlock(7)")
+WAITING = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND NOT granted")
+
+
+def waits_for_a_lock(engine: sa.Engine, node: Node, template: str) -> None:
+    """Let the transactions that write a line about this template wait for HOLD's lock, after its number was drawn."""
+    with node.database.read() as connection:
+        key = connection.execute(sa.select(templates.c.pk).where(templates.c.id == template)).scalar_one()
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER waiting AFTER INSERT ON changes "
+            f"FOR EACH ROW WHEN (new.template_pk = {key}) EXECUTE FUNCTION wait()"
+        )
+
+
+def until(engine: sa.Engine, statement: sa.TextClause) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        with engine.connect() as connection:
+            if connection.execute(statement).scalar():
+                return
+        time.sleep(0.05)
+    pytest.fail("nobody waits")
 
 
 def commit_late(url: str) -> None:

@@ -176,7 +176,6 @@ class Task:
     shared_subjects: int
     steps: int
     weights: dict[str, float]
-    unlocked: bool = False
 
 
 def template_id(writer: int, number: int) -> str:
@@ -248,7 +247,7 @@ class _Steps:
         self._counters = counters
         self._pipe = pipe
         self._rng = np.random.default_rng((task.writer, int(time.time_ns() % 2**32)))
-        self._node = Node(task.url, task.unlocked)
+        self._node = Node(task.url)
         self._gallery = self._node.store.galleries.get(task.gallery)
         self._asked = 0
 

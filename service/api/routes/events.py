@@ -103,8 +103,7 @@ async def _encode(
     try:
         async for events, after in follow(backend, caller, chosen, position):
             yield b"".join(_encoded(event, seal) for event in events) or format_sse_event(id=seal_cursor(seal, *after))
-            for _ in events:
-                backend.operations.metrics.count_event("stream")
+            backend.operations.metrics.count_event("stream", len(events))
     except KithError:
         return  # the client connects again and gets the error as a response
 
