@@ -139,7 +139,7 @@ class _LifespanServer(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.state.backend.operations.webhooks.streams.end()  # uvicorn waits for open responses
+        self._app.state.backend.webhooks.streams.end()  # uvicorn waits for open responses
         await super().shutdown(sockets)
         if not self.force_exit:
             await self._lifespan.aclose()

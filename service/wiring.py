@@ -1,17 +1,17 @@
-"""Wiring: one function per group of the backend, from the settings to objects that serve.
+"""Wiring: from the settings to the objects that serve.
 
-Each registers its closing on ``stack``, so that all close in reverse order, also if a later one fails to open.
+Each registers its closing on one stack, so that all close in reverse order, also if a later one fails to open.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import cv2
 
@@ -25,7 +25,7 @@ from models.runtime.onnx_runtime import available_cores
 from models.vision.detection import Detector
 from models.vision.liveness import LivenessClassifier
 from models.vision.recognition import Recognizer
-from service.core.actor import RequestThreads
+from service.core.actor import Threads
 from service.core.clock import Clock
 from service.core.memory_limit import memory_limit_bytes
 from service.core.periodic import PeriodicTask
@@ -67,9 +67,13 @@ from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
 from service.usecases.albums import KIND as ALBUM
 from service.usecases.albums import AlbumJobs
-from service.usecases.backend import Backend, Faces, Galleries, Jobs, Operations
-from service.usecases.bulk_enrollment import KIND, BulkEnrollment
+from service.usecases.backend import Backend
+from service.usecases.bulk_enrollment import KIND as ENROLLMENT
+from service.usecases.bulk_enrollment import BulkEnrollment
 from service.usecases.migration import Migrations
+
+if TYPE_CHECKING:
+    from service.index.milvus_follower import MilvusEngine  # optional dependency, slow to import
 
 BLOCKING_THREADS_PER_CORE: Final = 2
 MAX_DECODER_PROCESSES: Final = 4
@@ -89,40 +93,119 @@ log = logging.getLogger(__name__)
 async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Backend]:
     """Open the networks, the database and all that works beside requests."""
     async with AsyncExitStack() as stack:
-        networks = _open_networks(settings)
-        threads = stack.enter_context(RequestThreads(max(4, BLOCKING_THREADS_PER_CORE * available_cores())))
-        devices = stack.enter_context(DevicePool(networks.devices))
-        database = open_own_database(settings)
-        faces = await _open_faces(stack, settings, networks, devices, threads, metrics)
-        galleries = _open_galleries(stack, settings, database, faces.recognizers, threads, metrics)
-        jobs = await _open_jobs(stack, settings, database, faces, galleries, metrics)
-        operations = await _open_operations(
-            stack, settings, networks, devices, threads, faces, galleries, jobs, metrics
+        threads = stack.enter_context(Threads(max(4, BLOCKING_THREADS_PER_CORE * available_cores()), "blocking"))
+        photos = await _open_photos(stack, settings, threads, metrics)
+        store = Store(open_own_database(settings))
+        stack.callback(store.close)
+        database, clock = store.database, Clock()
+        shared_engine = open_milvus(settings, database)
+        followers = _open_followers(stack, settings, store, shared_engine)
+        calibrations = {served.fingerprint: served.calibration for served in photos.recognizers}
+        risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
+        stack.callback(risks.close)
+        transfers, generations, retention = Transfers(database), GenerationStore(database), Retention(database)
+        stack.callback(transfers.close)
+        housekeeping = await stack.enter_async_context(
+            Housekeeping(database, store, retention, risks.derive_later, clock, settings.audit_days)
         )
-        yield Backend(
-            settings=settings, threads=threads, faces=faces, galleries=galleries, jobs=jobs, operations=operations
+        audit, keys = AuditWriter(database, settings.audit_searches), KeyStore(database)
+        stack.callback(audit.close)
+        webhooks = await _open_webhooks(stack, settings, database, threads, metrics)
+        await stack.enter_async_context(DriftReports(store, watches))
+        kinds = Migrations(store, generations, photos.recognizers, risks).kinds()
+        jobs = Runner(JobStore(database), kinds, retention_days=settings.retention_jobs_days, clock=clock)
+        checks = readiness(photos.shortfalls, photos.devices, photos.gpus, store, shared_engine, audit)
+        reader = StateReader(
+            readiness=checks,
+            store=store,
+            jobs=jobs.store,
+            followers=followers,
+            folder=settings.data_dir,
+            max_galleries=METRICS_GALLERIES,
+            watches=watches,
+            paused=lambda: housekeeping.paused,
         )
+        recent_state = RecentState(reader)
+        telemetry = MetricsExport(
+            version=version("kith-face"),
+            model_id=photos.recognizers.default.pack.model_id,
+            networks=photos.networks,
+            metrics=metrics,
+            watches=watches,
+            audit_backlog=audit.backlog,
+            recent_state=recent_state,
+            max_galleries=METRICS_GALLERIES,
+        )
+        backend = Backend(
+            settings=settings,
+            metrics=metrics,
+            threads=threads,
+            networks=photos.networks,
+            photos=photos.pipeline,
+            recognizers=photos.recognizers,
+            store=store,
+            generations=generations,
+            erasures=ErasureStore(database),
+            retention=retention,
+            transfers=transfers,
+            shared_engine=shared_engine,
+            followers=followers,
+            risks=risks,
+            search=GallerySearch(threads, followers, risks, metrics),
+            watches=watches,
+            spool=Spool(settings.data_dir / "spool"),
+            heavy=HeavyWork(),
+            jobs=jobs,
+            housekeeping=housekeeping,
+            webhooks=webhooks,
+            keys=keys,
+            key_uses=await stack.enter_async_context(KeyUses(keys)),
+            audit=audit,
+            readiness=checks,
+            recent_state=recent_state,
+            telemetry=telemetry,
+        )
+        limits = ArchiveLimits(MAX_ENTRIES, settings.max_image_bytes, settings.max_unpacked_bytes)
+        kinds |= {ENROLLMENT: BulkEnrollment(backend, limits).kind(), ALBUM: AlbumJobs(backend, limits).kind()}
+        await stack.enter_async_context(jobs)
+        yield backend
 
 
-async def _open_faces(
-    stack: AsyncExitStack,
-    settings: Settings,
-    networks: _Networks,
-    devices: DevicePool,
-    threads: RequestThreads,
-    metrics: Metrics,
-) -> Faces:
+@dataclass(frozen=True)
+class _Photos:
+    """Networks of the served packs: a recognizer of each; the detector and the liveness model of the first.
+
+    ``shortfalls``: reasons why networks do not run on the requested GPU. ``gpus``: the devices if they are GPUs.
+    """
+
+    pipeline: PhotoPipeline
+    recognizers: Recognizers
+    networks: Mapping[Batcher[Any, Any], Network]
+    devices: DevicePool
+    gpus: DevicePool | None
+    shortfalls: list[str]
+
+
+async def _open_photos(stack: AsyncExitStack, settings: Settings, threads: Threads, metrics: Metrics) -> _Photos:
     cv2.setNumThreads(1)  # photos are processed in parallel; OpenCV's own threads would compete for the cores
-    detectors = [
-        Detector(network, networks.pack.detection, buckets=networks.detection.canvas_sides_px)
-        for network in networks.detection.networks[: networks.devices]
-    ]
+    packs = read_packs(settings.pack_paths, settings.models_path)
+    pack = packs[0]
+    detection = open_networks(pack.detection, settings.wish)
+    recognition = [open_networks(each.recognition, settings.wish) for each in packs]
+    # fp32: the liveness threshold was measured in it only, and the network is small.
+    in_fp32 = replace(settings.wish, precision="fp32")
+    liveness = None if pack.liveness is None else open_networks(pack.liveness, in_fp32)
+    opened = [(pack, detection), *zip(packs, recognition, strict=True), *([(pack, liveness)] if liveness else [])]
+    _log_networks(packs, opened)
+    # A network that has fewer devices than another runs on the first ones.
+    devices = stack.enter_context(DevicePool(max(len(each.networks) for _, each in opened)))
+    detectors = [Detector(network, pack.detection, buckets=detection.canvas_sides_px) for network in detection.networks]
     detecting = await stack.enter_async_context(
         Batcher(
-            f"detector/{networks.pack.model_id}",
+            f"detector/{pack.model_id}",
             devices,
             [detector.run for detector in detectors],
-            networks.detection.photo_batch_sizes,
+            detection.photo_batch_sizes,
             max(QUEUE_SIZE, settings.max_images),
             attrgetter("planes.shape"),
             metrics,
@@ -130,53 +213,64 @@ async def _open_faces(
     )
     # A request alone has room for all of its faces.
     max_faces = max(4 * QUEUE_SIZE, settings.max_images * MAX_FACES)
-    served = [
-        await stack.enter_async_context(_serve(pack, opened, devices, max_faces, metrics))
-        for pack, opened in zip(networks.packs, networks.recognition, strict=True)
-    ]
+    served = list[ServedRecognizer]()
+    for each, networks in zip(packs, recognition, strict=True):
+        recognizers = [Recognizer(network, each.recognition) for network in networks.networks]
+        calibration = None if each.calibration is None else Calibration.from_document(each.calibration)
+        run = [recognizer.embed_each for recognizer in recognizers]
+        name, sizes = f"recognizer/{each.model_id}", networks.crop_batch_sizes
+        batcher = await stack.enter_async_context(Batcher(name, devices, run, sizes, max_faces, metrics=metrics))
+        served.append(ServedRecognizer(each, networks.networks[0], recognizers[0], calibration, batcher))
     by_batcher: dict[Batcher[Any, Any], Network] = {
-        detecting: networks.detection.networks[0],
+        detecting: detection.networks[0],
         **{each.batcher: each.network for each in served},
     }
     judge = None
-    if networks.pack.liveness is not None and networks.liveness is not None:
-        used = networks.liveness.networks[: devices.count]
-        run = [LivenessClassifier(network, networks.pack.liveness).score_each for network in used]
-        judging = Batcher("liveness", devices, run, networks.liveness.photo_batch_sizes, max_faces, metrics=metrics)
-        judge = LivenessJudge(networks.pack.liveness, used[0], await stack.enter_async_context(judging))
+    if pack.liveness is not None and liveness is not None:
+        scoring = [LivenessClassifier(network, pack.liveness).score_each for network in liveness.networks]
+        judging = Batcher("liveness", devices, scoring, liveness.photo_batch_sizes, max_faces, metrics=metrics)
+        judge = LivenessJudge(pack.liveness, liveness.networks[0], await stack.enter_async_context(judging))
         by_batcher[judge.batcher] = judge.network
     decode_memory = min(int(DECODE_MEMORY_SHARE * memory_limit_bytes()), DECODE_BYTES_PER_CORE * available_cores())
     log.info("photos are decoded in at most %d MB", decode_memory // 1_000_000)
     limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
     decoder = PhotoDecoder(limits, min(threads.count, MAX_DECODER_PROCESSES))
     stack.callback(decoder.close)
-    photos = PhotoPipeline(
+    hosts = settings.url_host_list
+    if hosts.are_all:
+        log.warning("photos may be fetched from every public host; list the allowed hosts in KITH_URL_HOSTS")
+    pipeline = PhotoPipeline(
         detector=detectors[0],
         detecting=detecting,
         decoder=decoder,
         threads=threads,
+        fetcher=await stack.enter_async_context(UrlFetcher(hosts, settings.max_image_bytes)),
         budget=DecodeBudget(threads.count + PHOTO_BATCH_SIZES[-1], decode_memory),  # one photo per thread, and a batch
         judge=judge,
         metrics=metrics,
     )
-    hosts = settings.url_host_list
-    if hosts.are_all:
-        log.warning("photos may be fetched from every public host; list the allowed hosts in KITH_URL_HOSTS")
-    fetcher = await stack.enter_async_context(UrlFetcher(hosts, settings.max_image_bytes))
-    return Faces(photos=photos, recognizers=Recognizers(*served), fetcher=fetcher, networks=by_batcher)
+    return _Photos(
+        pipeline,
+        Recognizers(*served),
+        by_batcher,
+        devices,
+        devices if isinstance(detection.networks[0], CudaNetwork) else None,
+        [each.gpu_error for _, each in opened if each.gpu_error is not None],
+    )
 
 
-def _open_galleries(
-    stack: AsyncExitStack,
-    settings: Settings,
-    database: Database,
-    recognizers: Recognizers,
-    threads: RequestThreads,
-    metrics: Metrics,
-) -> Galleries:
-    store = Store(database)
-    stack.callback(store.close)
-    milvus = open_milvus(settings, database)
+def _log_networks(packs: Sequence[ModelPack], opened: Sequence[tuple[ModelPack, OpenedNetworks]]) -> None:
+    for pack in packs:
+        log.info("serving %s", pack.model_id)
+        for name, reason in pack.ignored.items():
+            log.warning("ignored %s of %s: %s", name, pack.model_id, reason)
+    for pack, networks in opened:
+        for network in networks.networks:
+            file = pack.name_of(network.path)
+            log.info("%s by %s in %s: %s", file, network.engine, network.precision, network.reason)
+
+
+def _open_followers(stack: AsyncExitStack, settings: Settings, store: Store, milvus: MilvusEngine | None) -> Followers:
     in_memory = in_process(store, "gpu" if milvus is None and settings.wish.wants_gpu and finds_gpu() else "cpu")
     if milvus is None:
         followers = Followers(in_memory, settings.index_memory, QUEUE_SIZE)
@@ -187,117 +281,14 @@ def _open_galleries(
         # Strangers are few: a server compares them by itself.
         followers = Followers(lambda one: (shared if one.companion_of is None else in_memory)(one), None, QUEUE_SIZE)
     stack.callback(followers.close)
-    calibrations = {served.fingerprint: served.calibration for served in recognizers}
-    risks = GalleryRisks(store, calibrations)
-    stack.callback(risks.close)
-    search = GallerySearch(threads, followers, risks, metrics)
-    transfers = Transfers(database)
-    stack.callback(transfers.close)
-    return Galleries(
-        store=store,
-        followers=followers,
-        shared_engine=milvus,
-        search=search,
-        risks=risks,
-        watches=Watches(calibrations),
-        generations=GenerationStore(database),
-        retention=Retention(database),
-        erasures=ErasureStore(database),
-        transfers=transfers,
-    )
-
-
-async def _open_jobs(
-    stack: AsyncExitStack, settings: Settings, database: Database, faces: Faces, galleries: Galleries, metrics: Metrics
-) -> Jobs:
-    limits = ArchiveLimits(MAX_ENTRIES, settings.max_image_bytes, settings.max_unpacked_bytes)
-    spool = Spool(settings.data_dir / "spool")
-    migrations = Migrations(galleries.store, galleries.generations, faces.recognizers, galleries.risks)
-    heavy = HeavyWork()
-    kinds = {
-        **migrations.kinds(),
-        KIND: BulkEnrollment(spool, limits, faces, galleries, metrics).kind(),
-        ALBUM: AlbumJobs(spool, limits, faces, galleries, heavy).kind(),
-    }
-    clock = Clock()
-    housekeeping = await stack.enter_async_context(
-        Housekeeping(
-            database,
-            galleries.store,
-            galleries.retention,
-            galleries.risks.derive_later,
-            clock,
-            settings.audit_days,
-        )
-    )
-    runner = Runner(JobStore(database), kinds, retention_days=settings.retention_jobs_days, clock=clock)
-    return Jobs(runner=await stack.enter_async_context(runner), spool=spool, heavy=heavy, housekeeping=housekeeping)
-
-
-async def _open_operations(
-    stack: AsyncExitStack,
-    settings: Settings,
-    networks: _Networks,
-    devices: DevicePool,
-    threads: RequestThreads,
-    faces: Faces,
-    galleries: Galleries,
-    jobs: Jobs,
-    metrics: Metrics,
-) -> Operations:
-    database = galleries.store.database
-    audit = AuditWriter(database, settings.audit_searches)
-    stack.callback(audit.close)
-    keys = KeyStore(database)
-    webhooks = await _open_webhooks(stack, settings, database, galleries, threads, metrics)
-    on_gpu = isinstance(networks.detection.networks[0], CudaNetwork)
-    checks = readiness(
-        networks.shortfalls,
-        devices,
-        devices if on_gpu else None,
-        galleries.store,
-        galleries.shared_engine,
-        audit,
-    )
-    reader = StateReader(
-        readiness=checks,
-        store=galleries.store,
-        jobs=jobs.runner.store,
-        followers=galleries.followers,
-        folder=settings.data_dir,
-        max_galleries=METRICS_GALLERIES,
-        watches=galleries.watches,
-        paused=lambda: jobs.housekeeping.paused,
-    )
-    recent_state = RecentState(reader)
-    telemetry = MetricsExport(
-        version=version("kith-face"),
-        model_id=networks.pack.model_id,
-        networks=faces.networks,
-        metrics=metrics,
-        watches=galleries.watches,
-        audit_backlog=audit.backlog,
-        recent_state=recent_state,
-        max_galleries=METRICS_GALLERIES,
-    )
-    return Operations(
-        keys=keys,
-        key_uses=await stack.enter_async_context(KeyUses(keys)),
-        audit=audit,
-        webhooks=webhooks,
-        metrics=metrics,
-        telemetry=telemetry,
-        readiness=checks,
-        recent_state=recent_state,
-    )
+    return followers
 
 
 async def _open_webhooks(
     stack: AsyncExitStack,
     settings: Settings,
     database: Database,
-    galleries: Galleries,
-    threads: RequestThreads,
+    threads: Threads,
     metrics: Metrics,
 ) -> Webhooks:
     public, origins = settings.webhook_targets
@@ -305,7 +296,6 @@ async def _open_webhooks(
     events, receivers, sender = EventLog(database), ReceiverStore(database), WebhookSender(http)
     delivery = WebhookDelivery(events, receivers, Lease(database, "webhooks"), sender, metrics)
     await stack.enter_async_context(delivery)
-    await stack.enter_async_context(DriftReports(galleries.store, galleries.watches))
     streams = await stack.enter_async_context(
         EventStreams(events, receivers, KeyStore(database).ring, threads, metrics)
     )
@@ -326,63 +316,3 @@ def _mqtt_delivery(
     broker = Broker.of_url(settings.mqtt_url, password, settings.mqtt_discovery)
     names = KeyStore(database).gallery_names
     return MqttDelivery(broker, events, receivers, Lease(database, "mqtt"), names, metrics)
-
-
-@dataclass(frozen=True)
-class _Networks:
-    """Networks of the served packs: a recognizer of each; the detector and the liveness model of the first."""
-
-    packs: list[ModelPack]
-    detection: OpenedNetworks
-    recognition: list[OpenedNetworks]
-    liveness: OpenedNetworks | None
-
-    @property
-    def pack(self) -> ModelPack:
-        return self.packs[0]
-
-    @property
-    def with_packs(self) -> list[tuple[ModelPack, OpenedNetworks]]:
-        liveness = [] if self.liveness is None else [(self.pack, self.liveness)]
-        return [(self.pack, self.detection), *zip(self.packs, self.recognition, strict=True), *liveness]
-
-    @property
-    def devices(self) -> int:
-        """Number of devices. A network that has fewer runs on the first ones."""
-        return max(len(opened.networks) for _, opened in self.with_packs)
-
-    @property
-    def shortfalls(self) -> list[str]:
-        """Reasons why networks do not run on the requested GPU."""
-        return [opened.gpu_error for _, opened in self.with_packs if opened.gpu_error is not None]
-
-
-def _open_networks(settings: Settings) -> _Networks:
-    packs = read_packs(settings.pack_paths, settings.models_path)
-    detection = open_networks(packs[0].detection, settings.wish)
-    recognition = [open_networks(pack.recognition, settings.wish) for pack in packs]
-    # fp32: the liveness threshold was measured in it only, and the network is small.
-    in_fp32, spec = replace(settings.wish, precision="fp32"), packs[0].liveness
-    networks = _Networks(packs, detection, recognition, None if spec is None else open_networks(spec, in_fp32))
-    for pack in packs:
-        log.info("serving %s", pack.model_id)
-        for name, reason in pack.ignored.items():
-            log.warning("ignored %s of %s: %s", name, pack.model_id, reason)
-    for pack, opened in networks.with_packs:
-        for network in opened.networks:
-            file = pack.name_of(network.path)
-            log.info("%s by %s in %s: %s", file, network.engine, network.precision, network.reason)
-    return networks
-
-
-@asynccontextmanager
-async def _serve(
-    pack: ModelPack, opened: OpenedNetworks, devices: DevicePool, max_waiting: int, metrics: Metrics
-) -> AsyncIterator[ServedRecognizer]:
-    recognizers = [Recognizer(network, pack.recognition) for network in opened.networks[: devices.count]]
-    calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
-    run = [recognizer.embed_each for recognizer in recognizers]
-    async with Batcher(
-        f"recognizer/{pack.model_id}", devices, run, opened.crop_batch_sizes, max_waiting, metrics=metrics
-    ) as batcher:
-        yield ServedRecognizer(pack, opened.networks[0], recognizers[0], calibration, batcher)

@@ -1,18 +1,18 @@
 """Actor on whose behalf the current code runs, in tasks and in the threads of requests.
 
 The API sets the actor for each request and the job runner for each job; the audit log reads it. A context variable
-carries it along the asyncio task, and :func:`run_in_thread` carries it into threads.
+carries it along the asyncio task, and :class:`Threads` carry it into theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from typing import Final, Self, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -48,28 +48,24 @@ def acting_as(actor: Actor) -> Iterator[None]:
         _current_actor.reset(token)
 
 
-async def run_in_thread(threads: Executor, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-    """Run a blocking function in a thread, with the current actor and context."""
-    run = copy_context().run
-    return await asyncio.get_running_loop().run_in_executor(threads, run, function, *arguments)
+class Threads(ThreadPoolExecutor):
+    """Pool of ``count`` threads. Leaving it waits for running calls."""
 
-
-class RequestThreads:
-    """The one pool of threads for the blocking work of requests: decoding, database, searches.
-
-    Use as a context manager. Leaving it waits for running calls.
-    """
-
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, name: str) -> None:
+        super().__init__(count, name)
         self.count = count
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="blocking")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run a blocking function in a thread, with the current actor and context."""
-        return await run_in_thread(self._pool, function, *arguments)
+        run = copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(self, run, function, *arguments)
+
+
+async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Return all results in order. On the first error, cancel the others and raise it."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

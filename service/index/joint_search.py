@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from models.runtime.network import Float
-from service.core.actor import RequestThreads
+from service.core.actor import Threads
 from service.domain.gallery import Hit
 
 MAX_PROBES: Final = 64
@@ -30,7 +30,7 @@ class JointSearch:
         self._turn = asyncio.Lock()
         self._next: dict[int, _Together] = {}
 
-    async def run(self, threads: RequestThreads, search: Search, probes: Float, k: int) -> Found:
+    async def run(self, threads: Threads, search: Search, probes: Float, k: int) -> Found:
         """Return the hits of (q, d) probes, as of now or later, by the index's ``search``. Raises what it raises."""
         together = self._next.get(k)
         if together is None or together.count + len(probes) > MAX_PROBES:
@@ -41,7 +41,7 @@ class JointSearch:
         hits, subjects = await asyncio.shield(together.search)
         return hits[first : first + len(probes)], subjects
 
-    async def _run_next(self, threads: RequestThreads, search: Search, together: _Together, k: int) -> Found:
+    async def _run_next(self, threads: Threads, search: Search, together: _Together, k: int) -> Found:
         async with self._turn:
             if self._next.get(k) is together:
                 del self._next[k]

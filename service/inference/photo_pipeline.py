@@ -24,15 +24,16 @@ from models.vision.quality import Quality
 from models.vision.quality_gate import LivenessVerdict, QualityGate
 from models.vision.specs import BoxCrops, LivenessSpec
 from service.core import deadlines
-from service.core.actor import RequestThreads
+from service.core.actor import Threads, gather_or_cancel
 from service.core.deadlines import Deadline, FairSemaphore
-from service.core.errors import DeadlineExceededError, OverloadedError, RefusedError
+from service.core.errors import DeadlineExceededError, ImageError, OverloadedError, RefusedError
 from service.domain.gallery import Crop, Gallery
 from service.inference import crops
 from service.inference.batcher import Batcher
 from service.inference.decoding import DecodedPhoto
 from service.inference.images import PhotoDecoder, PhotoHeader, has_short_header
 from service.inference.recognizers import LivenessJudge, ServedRecognizer
+from service.inference.url_fetching import UrlFetcher
 from service.observability.metrics import Metrics
 
 BACKGROUND_THREADS: Final = 2
@@ -150,7 +151,8 @@ class PhotoPipeline:
         detector: Detector,
         detecting: Batcher[PreparedPhoto, RawOutputs],
         decoder: PhotoDecoder,
-        threads: RequestThreads,
+        threads: Threads,
+        fetcher: UrlFetcher,
         budget: DecodeBudget,
         judge: LivenessJudge | None = None,
         metrics: Metrics | None = None,
@@ -159,19 +161,21 @@ class PhotoPipeline:
         self._detecting = detecting
         self._decoder = decoder
         self._threads = threads
+        self._fetcher = fetcher
         self._undecoded = 0
         self._budget = budget
         self._background = asyncio.Semaphore(BACKGROUND_THREADS)
         self.judge = judge
         self.metrics = Metrics() if metrics is None else metrics
 
-    async def detect(self, payload: bytes, detail: Detail = "low") -> Photo:
-        """Decode a photo and detect its faces. Raises ImageError."""
+    async def detect(self, source: bytes | str, detail: Detail = "low") -> Photo:
+        """Decode a photo, given as bytes or a URL, and detect its faces. Raises ImageError."""
+        payload = await self._fetched(source)
         return (await self._faces(payload, STANDARD_ALIGNMENT, time.monotonic(), detail))[0]
 
     async def embed(
         self,
-        payload: bytes,
+        source: bytes | str,
         recognizer: ServedRecognizer,
         detail: Detail = "low",
         largest_only: bool = False,
@@ -181,6 +185,7 @@ class PhotoPipeline:
         """Decode a photo, detect its faces, and embed each of them.
 
         Args:
+            source: bytes of the photo, or a URL to fetch it from.
             detail: effort of face detection.
             keep: faces to cut the crop of that is stored with a template.
             background: yield to requests.
@@ -188,6 +193,7 @@ class PhotoPipeline:
         Raises:
             ImageError: the photo cannot be decoded.
         """
+        payload = await self._fetched(source)
         if not background:
             recognizer.batcher.admit(1)
         admitted = time.monotonic()
@@ -197,6 +203,13 @@ class PhotoPipeline:
             vectors = await recognizer.batcher.submit(list(aligned), background, admitted)
         faces = [replace(face, vector=vector) for face, vector in zip(photo.faces, vectors, strict=True)]
         return replace(photo, faces=faces)
+
+    async def _fetched(self, source: bytes | str) -> bytes:
+        """Raises as :meth:`service.inference.url_fetching.UrlFetcher.fetch`."""
+        if isinstance(source, bytes):
+            return source
+        with self.metrics.stage("fetch"):
+            return await self._fetcher.fetch(source)
 
     async def _faces(
         self,
@@ -312,6 +325,20 @@ class PhotoPipeline:
         """Run in one of BACKGROUND_THREADS, so that requests find free threads."""
         async with self._background:
             return await self._threads.run(function, *arguments)
+
+
+async def each_photo(photos: Sequence[Coroutine[Any, Any, Photo]]) -> list[Photo | ImageError]:
+    """Process photos concurrently. The error of a single photo is raised, that of one of several is its result."""
+    if len(photos) == 1:
+        return [await photos[0]]
+
+    async def photo_or_error(photo: Coroutine[Any, Any, Photo]) -> Photo | ImageError:
+        try:
+            return await photo
+        except ImageError as error:
+            return error
+
+    return await gather_or_cancel([photo_or_error(photo) for photo in photos])
 
 
 async def _here(function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:

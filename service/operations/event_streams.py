@@ -15,7 +15,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Final
 
-from service.core.actor import RequestThreads
+from service.core.actor import Threads
 from service.core.errors import OverloadedError, RefusedError, TooManyStreamsError
 from service.core.periodic import PeriodicTask
 from service.domain.events import EventFilter, Position
@@ -44,7 +44,7 @@ class EventStreams(PeriodicTask):
         log: EventLog,
         receivers: ReceiverStore,
         read_ring: Callable[[], Keyring],
-        threads: RequestThreads,
+        threads: Threads,
         metrics: Metrics,
     ) -> None:
         super().__init__(POLL_S, "event streams wait", logging.getLogger(__name__))

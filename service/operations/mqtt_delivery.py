@@ -13,7 +13,6 @@ import re
 import ssl
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -23,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 import aiomqtt
 
 from kith.wire.common import IdentifyOutcome
-from service.core.actor import run_in_thread
+from service.core.actor import Threads
 from service.core.periodic import PeriodicTask
 from service.domain.events import EventFilter
 from service.observability.metrics import Metrics
@@ -98,7 +97,7 @@ class MqttDelivery(PeriodicTask):
         self._gallery_names = gallery_names
         self._metrics = metrics
         metrics.mqtt_connected[broker.host] = False
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="mqtt")
+        self._threads = Threads(2, "mqtt")
         self._lease = HeldLease(lease, receivers.now, lease_s, self._threads)
         self._progress: Progress | None = None
         self._announced = set[str]()
@@ -107,7 +106,7 @@ class MqttDelivery(PeriodicTask):
         """Time of the next look at the galleries on the monotonic clock."""
 
     async def __aenter__(self) -> Self:
-        await run_in_thread(self._threads, self._receivers.claim, "mqtt")  # before the first request
+        await self._threads.run(self._receivers.claim, "mqtt")  # before the first request
         return await super().__aenter__()
 
     async def _close(self) -> None:
@@ -139,8 +138,8 @@ class MqttDelivery(PeriodicTask):
 
     async def _resumed(self) -> Progress:
         """Return the progress from the row, or from memory if it is ahead of the row."""
-        await run_in_thread(self._threads, self._receivers.claim, "mqtt")
-        pk, place, topics = await run_in_thread(self._threads, self._receivers.built_in, "mqtt")
+        await self._threads.run(self._receivers.claim, "mqtt")
+        pk, place, topics = await self._threads.run(self._receivers.built_in, "mqtt")
         if self._progress is None or (self._progress.pk, self._progress.stored) != (pk, place):
             self._progress = Progress(self._receivers, self._threads, pk, place)
         self._announced |= set(topics)
@@ -169,7 +168,7 @@ class MqttDelivery(PeriodicTask):
                     # Again and again: the last will of a server that died may come after this one has begun.
                     await client.publish(self._broker.status_topic, "online", qos=1, retain=True)
                     said_s = time.monotonic()
-                    await run_in_thread(self._threads, self._receivers.claim, "mqtt")
+                    await self._threads.run(self._receivers.claim, "mqtt")
                 self._wake.clear()
                 await self._announce(client, progress.pk)
                 if await self._send(client, progress):
@@ -186,12 +185,12 @@ class MqttDelivery(PeriodicTask):
 
     async def _send(self, client: aiomqtt.Client, progress: Progress) -> bool:
         """Send a page of events, each after the broker has acknowledged the one before; return whether to go on."""
-        page = await run_in_thread(self._threads, self._events.read, progress.place.position, EventFilter())
+        page = await self._threads.run(self._events.read, progress.place.position, EventFilter())
         try:
             for event in page.events:
                 if self._stopping or not await self._lease.hold():
                     return False
-                if await run_in_thread(self._threads, self._receivers.is_due, progress.pk, event.position.event_pk):
+                if await self._threads.run(self._receivers.is_due, progress.pk, event.position.event_pk):
                     await self._publish(client, event)
                     progress.succeeded()
                 progress.passed(event.position)
@@ -209,20 +208,20 @@ class MqttDelivery(PeriodicTask):
         """Announce the galleries to Home Assistant, and remove what was announced before, by any process."""
         if time.monotonic() < self._discover_s or (self._broker.discovery is None and not self._announced):
             return
-        names = await run_in_thread(self._threads, self._gallery_names) if self._broker.discovery else set[str]()
+        names = await self._threads.run(self._gallery_names) if self._broker.discovery else set[str]()
         wanted = dict(discovery(self._broker, name) for name in sorted(names))
         is_first = not self._discover_s  # the broker may have lost what it retained
         new = wanted if is_first else {topic: wanted[topic] for topic in wanted.keys() - self._announced}
         if wanted.keys() - self._announced:
             self._announced |= wanted.keys()  # first, so that a successor knows what to remove
-            await run_in_thread(self._threads, self._receivers.announce, receiver_pk, list(self._announced))
+            await self._threads.run(self._receivers.announce, receiver_pk, list(self._announced))
         for topic, document in new.items():
             await client.publish(topic, json.dumps(document), qos=1, retain=True)
         if gone := self._announced - wanted.keys():
             for topic in sorted(gone):
                 await client.publish(topic, b"", qos=1, retain=True)
             self._announced -= gone
-            await run_in_thread(self._threads, self._receivers.announce, receiver_pk, list(self._announced))
+            await self._threads.run(self._receivers.announce, receiver_pk, list(self._announced))
         self._discover_s = time.monotonic() + DISCOVER_S
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from service.core.actor import run_in_thread
+from service.core.actor import Threads
 from service.core.errors import KithError
 from service.domain.events import GIVE_UP_AFTER, LONGEST_RETRY, Position, pause_s
 from service.storage.events.outbox import Place
@@ -26,7 +25,7 @@ class Progress:
     ``stored``: the place in its row. ``place``: what it is now.
     """
 
-    def __init__(self, receivers: ReceiverStore, threads: Executor, receiver_pk: int, stored: Place) -> None:
+    def __init__(self, receivers: ReceiverStore, threads: Threads, receiver_pk: int, stored: Place) -> None:
         self.pk = receiver_pk
         self.stored = self.place = stored
         self.failures = 0
@@ -68,7 +67,7 @@ class Progress:
             return True
         wanted = self.place
         try:
-            is_current = await run_in_thread(self._threads, self._receivers.record, self.pk, self.stored, wanted)
+            is_current = await self._threads.run(self._receivers.record, self.pk, self.stored, wanted)
         except KithError as error:
             log.warning("the place of receiver %d is not recorded: %s", self.pk, error.detail)
             return True

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Final
 
-from service.core.actor import run_in_thread
+from service.core.actor import Threads
 from service.core.errors import OverloadedError
 from service.storage.db.engine import Database
 from service.storage.repositories.bulk_templates import BulkStore
@@ -18,27 +17,16 @@ MAX_EXPORTS: Final = 4
 """Limit of exports; each holds a database snapshot and a connection while its client reads."""
 MAX_WAIT_S: Final = 5
 
-Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
-
 
 class Transfers:
     """Resources of transfers. Create it on the event loop."""
 
     def __init__(self, database: Database) -> None:
         self._database = database.with_own_pool(THREADS + MAX_EXPORTS)
-        self._importing = ThreadPoolExecutor(THREADS, thread_name_prefix="imports")
-        self._exporting = ThreadPoolExecutor(THREADS, thread_name_prefix="exports")
+        self.importing = Threads(THREADS, "imports")
+        self.exporting = Threads(THREADS, "exports")
         self._places = asyncio.Semaphore(MAX_EXPORTS)
         self.bulk = BulkStore(self._database)
-
-    async def importing(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """Run a blocking function in a thread for imports."""
-        return await run_in_thread(self._importing, function, *arguments)
-
-    async def exporting(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """Run a blocking function in a thread for exports."""
-        return await run_in_thread(self._exporting, function, *arguments)
 
     async def begin_export(self) -> None:
         """Reserve an export; the caller must call :meth:`end_export`. Raises OverloadedError."""
@@ -50,10 +38,10 @@ class Transfers:
 
     def end_export(self, close: Callable[[], None]) -> None:
         """Close the snapshot without waiting: an await would be canceled with the client's request."""
-        closed = asyncio.get_running_loop().run_in_executor(self._exporting, close)
+        closed = asyncio.get_running_loop().run_in_executor(self.exporting, close)
         closed.add_done_callback(lambda _: self._places.release())
 
     def close(self) -> None:
-        self._importing.shutdown()
-        self._exporting.shutdown()
+        self.importing.shutdown()
+        self.exporting.shutdown()
         self._database.close()

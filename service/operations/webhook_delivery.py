@@ -11,7 +11,6 @@ import logging
 import re
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from kith.wire.fields import rfc3339
-from service.core.actor import run_in_thread
+from service.core.actor import Threads
 from service.core.clock import Clock
 from service.core.errors import KithError, RefusedError
 from service.core.periodic import PeriodicTask
@@ -133,7 +132,7 @@ class WebhookDelivery(PeriodicTask):
         self._sending: dict[int, asyncio.Task[None]] = {}
         self._again = set[int]()
         """Webhooks to look at once their tasks end."""
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="webhooks")
+        self._threads = Threads(2, "webhooks")
         self._lease = HeldLease(lease, receivers.now, lease_s, self._threads)
 
     async def _close(self) -> None:
@@ -146,7 +145,7 @@ class WebhookDelivery(PeriodicTask):
     async def _look(self) -> None:
         # Reads first: without events, nothing is written, not even a lease.
         busy = set(self._sending)
-        waiting = await run_in_thread(self._threads, self._receivers.waiting)
+        waiting = await self._threads.run(self._receivers.waiting)
         if (waiting or self._sending) and not await self._lease.hold():
             return
         for webhook in waiting:
@@ -164,7 +163,7 @@ class WebhookDelivery(PeriodicTask):
                 task.add_done_callback(partial(self._ended, webhook.pk))
         if time.monotonic() >= self._sweep_s:
             self._sweep_s = time.monotonic() + SWEEP_S
-            await run_in_thread(self._threads, self._receivers.sweep, self._clock)
+            await self._threads.run(self._receivers.sweep, self._clock)
 
     def _ended(self, webhook_pk: int, task: asyncio.Task[None]) -> None:
         del self._sending[webhook_pk]
@@ -179,9 +178,9 @@ class WebhookDelivery(PeriodicTask):
         try:
             while not self._stopping and self._lease.is_held:
                 after = progress.place.position
-                page = await run_in_thread(self._threads, self._events.read, after, webhook.filter)
+                page = await self._threads.run(self._events.read, after, webhook.filter)
                 for number, event in enumerate(page.events, 1):
-                    due = run_in_thread(self._threads, self._receivers.is_due, webhook.pk, event.position.event_pk)
+                    due = self._threads.run(self._receivers.is_due, webhook.pk, event.position.event_pk)
                     if await due and not await self._attempt(webhook, progress, event):
                         return
                     progress.passed(event.position)

@@ -11,7 +11,7 @@ import numpy as np
 
 from kith.wire.fields import MAX_DECOYS
 from models.runtime.network import Float
-from service.core.actor import RequestThreads
+from service.core.actor import Threads
 from service.domain.gallery import Gallery, Hit, Keys
 from service.domain.outcomes import RiskTarget
 from service.index.follower import Follower, Followers
@@ -85,7 +85,7 @@ class Identification:
 class GallerySearch:
     """Searches of all galleries, at the risk of each."""
 
-    def __init__(self, threads: RequestThreads, followers: Followers, risks: GalleryRisks, metrics: Metrics) -> None:
+    def __init__(self, threads: Threads, followers: Followers, risks: GalleryRisks, metrics: Metrics) -> None:
         self._threads = threads
         self._followers = followers
         self._risks = risks

@@ -19,6 +19,7 @@ from models.vision.face_search import Detail
 from models.vision.liveness import LivenessResult
 from models.vision.quality import Quality
 from service.core import deadlines
+from service.core.actor import gather_or_cancel
 from service.core.errors import (
     DuplicateSubjectError,
     GalleryChangedError,
@@ -33,15 +34,13 @@ from service.domain.gallery import Gallery, NewTemplate
 from service.inference.archives import ArchivedFile, ArchiveLimits, iterate_members, read_contents
 from service.inference.photo_pipeline import Face, Photo
 from service.inference.recognizers import ServedRecognizer
-from service.jobs.heavy_work import HeavyWork
 from service.jobs.runner import JobContext, JobKind, is_fault
-from service.jobs.spool import Spool
 from service.risk.albums import Grouping, group_faces_of_album
 from service.risk.gallery_risks import GalleryRisks
 from service.security.callers import Caller
 from service.storage.repositories.albums import COPY, FOUND, NO_FACE
 from service.storage.repositories.jobs import ItemOutcome, Job, JobStore
-from service.usecases.backend import Backend, Faces, Galleries, gather_or_cancel
+from service.usecases.backend import Backend
 from service.usecases.bulk_enrollment import record_other_files, refusal, template_id
 from service.usecases.enroll import redacted_for
 from service.usecases.enrollment_checks import Overrides, check_identities, needs_identity_check, template_from_face
@@ -78,26 +77,23 @@ def calibration_for(gallery: Gallery, risks: GalleryRisks) -> Calibration:
 class AlbumJobs:
     """Jobs that make albums, and their dependencies."""
 
-    spool: Spool
+    backend: Backend
     limits: ArchiveLimits
-    faces: Faces
-    galleries: Galleries
-    heavy: HeavyWork
 
     def kind(self) -> JobKind:
         """Return the functions of this kind of job."""
-        return JobKind(self.run, self.spool.has, self._discard, self._tidy)
+        return JobKind(self.run, self.backend.spool.has, self._discard, self._tidy)
 
     async def run(self, context: JobContext) -> None:
         """Embed the photos that have no recorded outcome yet, then group the faces of all."""
-        store, options = self.galleries.store, AlbumOptions(**context.job.parameters)
+        store, options = self.backend.store, AlbumOptions(**context.job.parameters)
         gallery = await context.run(store.galleries.get, context.job.gallery)
         album = await context.run(store.albums.get, gallery, context.job.id)
         if album.generation != gallery.generation:
             raise RefusedError("album_outdated", f"gallery {gallery.name!r} moved to another recognizer meanwhile")
         served, calibration = (
-            self.faces.recognizers.for_gallery(gallery),
-            calibration_for(gallery, self.galleries.risks),
+            self.backend.recognizers.for_gallery(gallery),
+            calibration_for(gallery, self.backend.risks),
         )
         if album.grouped_at is None:
             await self._embed_all(context, gallery, album, served, options.detail)
@@ -106,7 +102,7 @@ class AlbumJobs:
             usable = np.array([row for row, face in enumerate(faces) if not face.record.reasons], np.int64)
             photos = _photo_numbers([faces[row] for row in usable])
             work = partial(group_faces_of_album, vectors[usable], photos, calibration, options.risk)
-            found = await self.heavy.run((KIND, album.id), work)
+            found = await self.backend.heavy.run((KIND, album.id), work)
             context.check()
             groups = _groups(faces, usable.tolist(), found)
             await context.run(store.albums.set_groups, context.job, album, groups, found.threshold)
@@ -114,7 +110,7 @@ class AlbumJobs:
     async def _embed_all(
         self, context: JobContext, gallery: Gallery, album: Album, served: ServedRecognizer, detail: Detail
     ) -> None:
-        archive = self.spool.archive(context.job.id, gallery.seal)
+        archive = self.backend.spool.archive(context.job.id, gallery.seal)
         contents = await context.run(partial(read_contents, labeled=False), archive, self.limits, None, context.check)
         if len(contents.subjects) > MAX_PHOTOS:
             raise LimitReachedError("album_too_large", f"the archive has more than {MAX_PHOTOS:,} photos")
@@ -136,7 +132,7 @@ class AlbumJobs:
         block: Sequence[_Item],
     ) -> None:
         """Embed a block of photos, and store their faces and outcomes in one transaction."""
-        albums, hashes = self.galleries.store.albums, [item.hash for item in block if item.hash]
+        albums, hashes = self.backend.store.albums, [item.hash for item in block if item.hash]
         known = await context.run(albums.known_photos, album, gallery.seal, hashes)
         first = {item.hash: item.name for item in reversed(block)}
 
@@ -146,7 +142,7 @@ class AlbumJobs:
             if item.hash in known or first[item.hash] != item.name:
                 return None
             try:
-                return await self.faces.photos.embed(item.payload, served, detail=detail, keep="all", background=True)
+                return await self.backend.photos.embed(item.payload, served, detail=detail, keep="all", background=True)
             except KithError as error:
                 if is_fault(error):
                     raise
@@ -165,12 +161,12 @@ class AlbumJobs:
         context.note_cancellation(canceled)
 
     def _discard(self, job: Job) -> None:
-        self.spool.discard(job)
-        self.galleries.store.albums.delete_ungrouped(job.id)
+        self.backend.spool.discard(job)
+        self.backend.store.albums.delete_ungrouped(job.id)
 
     def _tidy(self, store: JobStore) -> None:
-        self.spool.tidy(store)
-        self.galleries.store.albums.delete_expired(datetime.now(UTC))
+        self.backend.spool.tidy(store)
+        self.backend.store.albums.delete_expired(datetime.now(UTC))
 
 
 @dataclass(frozen=True)
@@ -261,7 +257,7 @@ async def enroll_group(
         liveness_unavailable: the gallery requires liveness, and no model is served.
     """
     enrolled, refused = 0, dict[str, KithError]()
-    async with backend.galleries.enrolling.of(snapshot.pk):
+    async with backend.enrolling.of(snapshot.pk):
         while True:
             size = MAX_ENROLLED - enrolled
             done = await _enroll_block(backend, snapshot, group, overrides, size, refused)
@@ -281,35 +277,37 @@ async def _enroll_block(
     without: Collection[str],
 ) -> EnrolledGroup:
     """Enroll those of the ``size`` most certain faces that the checks admit, ``without`` faces with these ids."""
-    albums = backend.galleries.store.albums
+    albums = backend.store.albums
     while True:
         gallery = await backend.reload_gallery(snapshot)
-        backend.faces.recognizers.for_gallery(gallery)
-        face_count, faces = await backend.run(albums.to_enroll, gallery, group.album, group.number, size, without)
+        backend.recognizers.for_gallery(gallery)
+        face_count, faces = await backend.threads.run(
+            albums.to_enroll, gallery, group.album, group.number, size, without
+        )
         subject = group.subject
         admitted, refused = _admit(gallery, subject, faces, overrides)
-        owners = await backend.run(albums.moved, gallery, subject, [one.id for one in admitted.values()])
+        owners = await backend.threads.run(albums.moved, gallery, subject, [one.id for one in admitted.values()])
         _part_moved(admitted, refused, owners, overrides)
-        checked = needs_identity_check(gallery, backend.galleries.risks, overrides)
+        checked = needs_identity_check(gallery, backend.risks, overrides)
         if checked and admitted:
             if not overrides.allow_duplicate:
-                await backend.galleries.search.catch_up(gallery)
+                await backend.search.catch_up(gallery)
             templates = list(admitted.values())
-            check = partial(check_identities, templates, gallery, subject, backend.galleries, overrides)
-            for face, rejection in zip(list(admitted), await backend.run(check), strict=True):
+            check = partial(check_identities, templates, gallery, subject, backend, overrides)
+            for face, rejection in zip(list(admitted), await backend.threads.run(check), strict=True):
                 if rejection is not None:
                     refused[face] = rejection
                     del admitted[face]
         try:
             store = partial(albums.enroll, gallery, **vars(group), admitted=admitted, as_read=checked)
-            remaining = await backend.run(store) if admitted else face_count
+            remaining = await backend.threads.run(store) if admitted else face_count
         except GalleryChangedError:
             if (deadline := deadlines.current_deadline()) is not None:
                 deadline.check()
             continue
         if admitted:
-            backend.operations.metrics.count_enrollment("enrolled", len(admitted))
-            backend.galleries.risks.derive_later(await backend.reload_gallery(gallery))
+            backend.metrics.count_enrollment("enrolled", len(admitted))
+            backend.risks.derive_later(await backend.reload_gallery(gallery))
         return EnrolledGroup(len(admitted), refused, remaining)
 
 
@@ -363,9 +361,9 @@ async def _report(
 ) -> dict[str, KithError]:
     """Count and audit refused faces. Return the errors as the caller may know them."""
     for error in refused.values():
-        backend.operations.metrics.count_enrollment(error.code)
+        backend.metrics.count_enrollment(error.code)
     of_identity = (InconsistentTemplateError, DuplicateSubjectError)
     codes = Counter(error.code for error in refused.values() if isinstance(error, of_identity))
     for code, count in codes.items():
-        await backend.operations.audit.enrollment_refused(gallery, subject, code, count)
+        await backend.audit.enrollment_refused(gallery, subject, code, count)
     return {face: await redacted_for(backend, gallery, caller, error) for face, error in refused.items()}

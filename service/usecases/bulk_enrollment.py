@@ -20,12 +20,10 @@ from service.inference.archive_names import is_utf8
 from service.inference.archives import ArchiveContents, ArchivedFile, ArchiveLimits, iterate_members, read_contents
 from service.inference.photo_pipeline import Photo
 from service.jobs.runner import JobContext, JobKind, JobStoppedError, is_fault
-from service.jobs.spool import Spool
-from service.observability.metrics import Metrics
 from service.risk.gallery_risks import MIN_SUBJECTS
 from service.security.sealing import Seal
 from service.storage.repositories.jobs import ALREADY_ENROLLED, IGNORED, DoneItems, ItemOutcome
-from service.usecases.backend import Faces, Galleries
+from service.usecases.backend import Backend
 from service.usecases.enrollment_checks import (
     Overrides,
     check_identities,
@@ -64,26 +62,26 @@ class BulkOptions(Overrides):
 class BulkEnrollment:
     """Bulk enrollment jobs and their dependencies."""
 
-    spool: Spool
+    backend: Backend
     limits: ArchiveLimits
-    faces: Faces
-    galleries: Galleries
-    metrics: Metrics
 
     def kind(self) -> JobKind:
         """Return the functions of this kind of job."""
-        return JobKind(self.run, self.spool.has, self.spool.discard, self.spool.tidy)
+        spool = self.backend.spool
+        return JobKind(self.run, spool.has, spool.discard, spool.tidy)
 
     async def run(self, context: JobContext) -> None:
         """Enroll the photos of the archive that have no recorded outcome yet."""
         options = BulkOptions(**context.job.parameters)
-        gallery = await context.run(self.galleries.store.galleries.get, context.job.gallery)
-        archive = self.spool.archive(context.job.id, gallery.seal)
+        gallery = await context.run(self.backend.store.galleries.get, context.job.gallery)
+        archive = self.backend.spool.archive(context.job.id, gallery.seal)
         read = partial(read_contents, names=options.names)
         found = await context.run(read, archive, self.limits, options.strip, context.check)
         done = await context.run(context.done)
         await context.run(record_other_files, context, found, done)
-        run = _Run(self, context, options, await context.run(self.galleries.store.galleries.get, context.job.gallery))
+        run = _Run(
+            self.backend, context, options, await context.run(self.backend.store.galleries.get, context.job.gallery)
+        )
         await run.derive_risk()  # an earlier process may have ended before it did
         waiting = _waiting(iterate_members(archive, self.limits, options.names), found, done)
         try:
@@ -131,12 +129,12 @@ class _Run:
     Consecutive photos of a subject are stored in one transaction with their outcomes.
     """
 
-    def __init__(self, work: BulkEnrollment, context: JobContext, options: BulkOptions, gallery: Gallery) -> None:
-        self._work = work
+    def __init__(self, backend: Backend, context: JobContext, options: BulkOptions, gallery: Gallery) -> None:
+        self._backend = backend
         self._context = context
         self._options = options
         self.gallery = gallery
-        work.faces.recognizers.for_gallery(gallery)  # fail the job, not each photo, if the recognizer is not served
+        backend.recognizers.for_gallery(gallery)  # fail the job, not each photo, if the recognizer is not served
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._embedding: set[Embedding] = set()
         self._ahead: asyncio.Queue[tuple[_Item, Embedding] | Exception | None] = asyncio.Queue(MAX_AHEAD)
@@ -167,7 +165,7 @@ class _Run:
         try:
             while block := await self._context.run(_read, waiting):
                 ids = [item.template_id for item in block]
-                known = await self._context.run(self._work.galleries.store.templates.existing_ids, self.gallery, ids)
+                known = await self._context.run(self._backend.store.templates.existing_ids, self.gallery, ids)
                 for item in block:
                     await self._slots.acquire()
                     task = asyncio.create_task(self._embed_item(item, item.template_id in known))
@@ -187,13 +185,13 @@ class _Run:
     async def derive_risk(self) -> None:
         """Update the gallery's risk in the foreground, so that decisions do not depend on timing."""
         if self.gallery.subjects >= MIN_SUBJECTS:
-            await self._context.run(self._work.galleries.risks.refresh, self.gallery.name)
+            await self._context.run(self._backend.risks.refresh, self.gallery.name)
             await self._read_gallery()
 
     async def _read_gallery(self) -> None:
         """Read the gallery's current settings, counts and risk. Raises GalleryMovedError."""
         before = self.gallery.generation
-        self.gallery = await self._context.run(self._work.galleries.store.galleries.get, self.gallery.name)
+        self.gallery = await self._context.run(self._backend.store.galleries.get, self.gallery.name)
         if self.gallery.generation != before:
             raise GalleryMovedError(f"gallery {self.gallery.name!r} moved to another recognizer meanwhile")
 
@@ -201,7 +199,7 @@ class _Run:
         if known or isinstance(item.payload, KithError):
             return item.payload if isinstance(item.payload, KithError) else _KNOWN
         try:
-            return await embed_for(self.gallery, item.payload, self._work.faces, self._options.detail, background=True)
+            return await embed_for(self._backend, self.gallery, item.payload, self._options.detail, background=True)
         except KithError as error:
             return error
 
@@ -235,7 +233,7 @@ class _Run:
         except KithError as error:
             if is_fault(error) or isinstance(error, GalleryMovedError):
                 raise  # not an error of the photo
-            self._work.metrics.count_enrollment(error.code)
+            self._backend.metrics.count_enrollment(error.code)
             self._refused.append(refusal(item.name, error, item.subject))
         else:
             self._admitted.append((item.name, template))
@@ -254,9 +252,9 @@ class _Run:
         admitted, refused = self._admitted, self._refused
         self._admitted, self._refused = [], []
         while admitted:
-            async with self._work.galleries.enrolling.of(self.gallery.pk):
+            async with self._backend.enrolling.of(self.gallery.pk):
                 await self._read_gallery()
-                checked = needs_identity_check(self.gallery, self._work.galleries.risks, self._options)
+                checked = needs_identity_check(self.gallery, self._backend.risks, self._options)
                 if checked:
                     admitted, unlike = await self._check(admitted)
                     refused += unlike
@@ -274,7 +272,7 @@ class _Run:
                 await self._context.run(self._context.record, refused)
             return
         # The archive may have copies of a photo.
-        self._work.metrics.count_enrollment("enrolled", len({template.id for _, template in admitted}))
+        self._backend.metrics.count_enrollment("enrolled", len({template.id for _, template in admitted}))
         await self._read_gallery()
         await self.derive_risk()
 
@@ -285,12 +283,12 @@ class _Run:
         assert self._subject is not None  # noqa: S101 - only photos with a subject are embedded
         new = [template for _, template in admitted]
         rejections = await self._context.run(
-            partial(check_identities, new, self.gallery, self._subject, self._work.galleries, self._options)
+            partial(check_identities, new, self.gallery, self._subject, self._backend, self._options)
         )
         outcomes = []
         for (name, _), rejection in zip(admitted, rejections, strict=True):
             if rejection is not None:
-                self._work.metrics.count_enrollment(rejection.code)
+                self._backend.metrics.count_enrollment(rejection.code)
                 outcomes.append(refusal(name, rejection, self._subject))
         passing = [item for item, rejection in zip(admitted, rejections, strict=True) if rejection is None]
         return passing, outcomes

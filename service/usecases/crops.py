@@ -14,7 +14,7 @@ async def read_crops(backend: Backend, gallery_name: str, wanted: Sequence[CropO
     Raises GalleryNotFoundError, and AuditWriteError if the line must be written first and cannot be.
     """
     gallery = await backend.find_gallery(gallery_name)
-    images = await backend.run(backend.galleries.store.crops.read, gallery, wanted)
+    images = await backend.threads.run(backend.store.crops.read, gallery, wanted)
     shown = [one for one, image in zip(wanted, images, strict=True) if image is not None]
-    await backend.operations.audit.crops_read(gallery, shown)
+    await backend.audit.crops_read(gallery, shown)
     return images

@@ -5,10 +5,9 @@ from __future__ import annotations
 from kith.wire.subjects import DecoyIn
 from service.core.errors import GalleryMovedError, InvalidRequestError
 from service.domain.gallery import Decoy, Gallery, NewTemplate
-from service.inference.photo_pipeline import Photo
 from service.inference.recognizers import check_recognizer, check_vectors
 from service.security.callers import Caller
-from service.usecases.backend import Backend, process_photos
+from service.usecases.backend import Backend
 from service.usecases.enrollment_checks import Overrides, choose_face, embed_for, new_template, template_from_face
 
 
@@ -33,7 +32,7 @@ async def add_decoy(
     while True:
         template = await _embed(backend, gallery, body)
         try:
-            return await backend.run(backend.galleries.store.decoys.add, gallery, subject, template)
+            return await backend.threads.run(backend.store.decoys.add, gallery, subject, template)
         except GalleryMovedError:
             gallery = await backend.reload_gallery(gallery)
 
@@ -43,13 +42,8 @@ async def _embed(backend: Backend, gallery: Gallery, body: DecoyIn) -> NewTempla
     checks = Overrides(allow_low_quality=body.allow_low_quality, allow_not_live=True)
     if body.embeddings:
         check_recognizer(gallery, body.recognizer)
-        (vector,) = check_vectors(body.embeddings, backend.faces.recognizers.for_gallery(gallery).dimension)
+        (vector,) = check_vectors(body.embeddings, backend.recognizers.for_gallery(gallery).dimension)
         return new_template(vector, gallery, checks)
     detail = body.detail or backend.settings.expected_face_detail
-
-    async def embed(payload: bytes) -> Photo:
-        return await embed_for(gallery, payload, backend.faces, detail)
-
-    (photo,) = await process_photos(backend, body.photos, embed)
-    assert isinstance(photo, Photo)  # noqa: S101 - the error of a single photo is raised
+    photo = await embed_for(backend, gallery, body.photos[0], detail)
     return template_from_face(choose_face(photo, body.face, gallery.settings.quality_gate), gallery, checks)

@@ -20,10 +20,10 @@ from service.core.errors import (
     SubjectExistsError,
 )
 from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate
-from service.inference.photo_pipeline import Photo
+from service.inference.photo_pipeline import Photo, each_photo
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
 from service.security.callers import Caller
-from service.usecases.backend import Backend, process_photos
+from service.usecases.backend import Backend
 from service.usecases.documents import Document, encode_json, face_document, problem_document, stored_problem_document
 from service.usecases.enrollment_checks import (
     Overrides,
@@ -85,12 +85,12 @@ class _Enrollment:
 
     async def run(self, gallery: Gallery) -> Enrolled:
         backend, body = self.backend, self.body
-        served = backend.faces.recognizers.for_gallery(gallery)
+        served = backend.recognizers.for_gallery(gallery)
         if earlier := await self._stored_answer(gallery):
             return Enrolled(earlier, True, True)
         if self.only_new:  # before the photos are compared with the templates of an existing subject
             try:
-                await backend.run(backend.galleries.store.subjects.refuse_existing, gallery, self.subject)
+                await backend.threads.run(backend.store.subjects.refuse_existing, gallery, self.subject)
             except SubjectExistsError:  # perhaps created by the first attempt of this request
                 if earlier := await self._stored_answer(gallery):
                     return Enrolled(earlier, True, True)
@@ -99,17 +99,17 @@ class _Enrollment:
             check_recognizer(gallery, body.recognizer)
 
         results, templates = await self._examine(gallery, served)
-        if not needs_identity_check(gallery, backend.galleries.risks, self._overrides):
+        if not needs_identity_check(gallery, backend.risks, self._overrides):
             await self._report_rejections(gallery, results, results)
             return await self._store(gallery, results, templates, checked=False)
-        async with backend.galleries.enrolling.of(gallery.pk):
+        async with backend.enrolling.of(gallery.pk):
             return await self._check_and_store(gallery, results, templates)
 
     async def _stored_answer(self, gallery: Gallery) -> str | None:
         if self.key is None:
             return None
-        return await self.backend.run(
-            self.backend.galleries.store.templates.stored_answer, gallery, self.key, self._digest
+        return await self.backend.threads.run(
+            self.backend.store.templates.stored_answer, gallery, self.key, self._digest
         )
 
     @cached_property
@@ -132,12 +132,8 @@ class _Enrollment:
         """Return a result per photo and embedding, whose ``error`` is its rejection, and templates by result."""
         backend, body = self.backend, self.body
         detail = body.detail or backend.settings.expected_face_detail
-
-        async def embed(payload: bytes) -> Photo:
-            return await embed_for(gallery, payload, backend.faces, detail)
-
         vectors = check_vectors(body.embeddings, served.dimension)
-        photos = await process_photos(backend, body.photos, embed) if body.photos else []
+        photos = await each_photo([embed_for(backend, gallery, photo, detail) for photo in body.photos])
         results: list[Document] = [{"image": i} for i in range(len(photos))]
         results += [{"embedding": i} for i in range(len(vectors))]
         items: list[Photo | KithError | Float] = [*photos, *vectors]
@@ -164,11 +160,11 @@ class _Enrollment:
             if current.generation != gallery.generation:
                 raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recognizer meanwhile")
             if not self.body.allow_duplicate:
-                await backend.galleries.search.catch_up(current)  # the duplicate check searches the index
-            with backend.operations.metrics.stage("check"):
+                await backend.search.catch_up(current)  # the duplicate check searches the index
+            with backend.metrics.stage("check"):
                 new = list(templates.values())
-                rejections = await backend.run(
-                    partial(check_identities, new, current, self.subject, backend.galleries, self._overrides)
+                rejections = await backend.threads.run(
+                    partial(check_identities, new, current, self.subject, backend, self._overrides)
                 )
             for i, rejection in zip(list(templates), rejections, strict=True):
                 if rejection is not None:
@@ -202,12 +198,12 @@ class _Enrollment:
             return Enrolled(encode(problem_document), False)
         idempotent = IdempotentResponse(key, self._digest, encode(stored_problem_document)) if key else None
         new = list(templates.values())
-        with backend.operations.metrics.stage("write"):
-            earlier = await backend.run(
-                backend.galleries.store.templates.enroll, gallery, self.subject, new, idempotent, self.only_new, checked
+        with backend.metrics.stage("write"):
+            earlier = await backend.threads.run(
+                backend.store.templates.enroll, gallery, self.subject, new, idempotent, self.only_new, checked
             )
-        backend.operations.metrics.count_enrollment("enrolled", len(new))
-        backend.galleries.risks.derive_later(gallery)
+        backend.metrics.count_enrollment("enrolled", len(new))
+        backend.risks.derive_later(gallery)
         return Enrolled(earlier or encode(problem_document), True, earlier is not None)
 
     def _new_template(self, gallery: Gallery, item: Photo | KithError | Float, result: Document) -> NewTemplate:
@@ -229,11 +225,11 @@ class _Enrollment:
         """
         refused = [result for result in new if "error" in result]
         for result in refused:
-            self.backend.operations.metrics.count_enrollment(result["error"].code)
+            self.backend.metrics.count_enrollment(result["error"].code)
         of_identity = (InconsistentTemplateError, DuplicateSubjectError)
         identity_errors = [result for result in refused if isinstance(result["error"], of_identity)]
         for code, count in Counter(result["error"].code for result in identity_errors).items():
-            await self.backend.operations.audit.enrollment_refused(gallery, self.subject, code, count)
+            await self.backend.audit.enrollment_refused(gallery, self.subject, code, count)
         for result in refused:
             result["error"] = await redacted_for(self.backend, gallery, self.caller, result["error"])
         if len(results) == 1 and (error := results[0].get("error")) is not None:
@@ -250,7 +246,7 @@ async def redacted_for(backend: Backend, gallery: Gallery, caller: Caller, rejec
     if not isinstance(rejection, DuplicateSubjectError):
         return rejection
     subject = rejection.extra["subject"]
-    await backend.operations.audit.searched(gallery, [{"outcome": "identified", "subject": subject}])
+    await backend.audit.searched(gallery, [{"outcome": "identified", "subject": subject}])
     if caller.sees_vectors:
         return rejection
     if caller.rights.may("identify") or caller.rights.may("read"):

@@ -30,7 +30,7 @@ from service.risk.decision import ImpostorRisk, score_candidates, thresholds_for
 from service.risk.gallery_risks import GalleryRisks
 from service.risk.search import depth_of
 from service.storage.repositories.store import Store
-from service.usecases.backend import Faces, Galleries
+from service.usecases.backend import Backend
 
 DUPLICATE_RISK: Final = RiskTarget("fpir", 0.001)
 """Maximum rate of new people mistaken for an enrolled subject, independent of the gallery's risk."""
@@ -49,13 +49,9 @@ class Overrides:
 
 
 async def embed_for(
-    gallery: Gallery,
-    payload: bytes,
-    faces: Faces,
-    detail: Detail,
-    background: bool = False,
+    backend: Backend, gallery: Gallery, photo: bytes | str, detail: Detail, background: bool = False
 ) -> Photo:
-    """Embed the faces of a photo for enrollment.
+    """Embed the faces of a photo, given as bytes or a URL, for enrollment.
 
     The main face also gets the crop to store. ``background``: yield to requests.
 
@@ -64,8 +60,8 @@ async def embed_for(
         RecogniserMismatchError: the gallery's recognizer is not served.
     """
     keep: KeptCrops = gallery.settings.quality_gate if gallery.settings.keep_crops else "none"
-    served = faces.recognizers.for_gallery(gallery)
-    return await faces.photos.embed(payload, served, detail, keep=keep, background=background)
+    served = backend.recognizers.for_gallery(gallery)
+    return await backend.photos.embed(photo, served, detail, keep=keep, background=background)
 
 
 def choose_face(photo: Photo, choice: FaceChoice, gate: QualityGate) -> Face:
@@ -124,7 +120,7 @@ def check_identities(
     templates: Sequence[NewTemplate],
     gallery: Gallery,
     subject_id: str,
-    galleries: Galleries,
+    backend: Backend,
     overrides: Overrides,
 ) -> list[KithError | None]:
     """Check that faces do not match another subject, and match their own. Needs a calibrated pack.
@@ -134,7 +130,7 @@ def check_identities(
         another subject is more similar than the subject itself, or an InconsistentTemplateError, if the face is too
         unlike the subject's templates.
     """
-    store, calibration = galleries.store, galleries.risks.calibration(gallery)
+    store, calibration = backend.store, backend.risks.calibration(gallery)
     if calibration is None or not templates:
         return [None] * len(templates)
     try:
@@ -146,9 +142,9 @@ def check_identities(
     hits_of: Sequence[Sequence[Hit]] = [()] * len(faces)
     subjects = 0
     if not overrides.allow_duplicate:
-        hits_of, found = galleries.followers.catch_up_blocking(gallery).search(faces, depth_of(gallery, 3))
+        hits_of, found = backend.followers.catch_up_blocking(gallery).search(faces, depth_of(gallery, 3))
         subjects = found - len(gallery.outsiders)
-    model = galleries.risks.current(gallery)
+    model = backend.risks.current(gallery)
     rejections: list[KithError | None] = []
     for template, face, hits in zip(templates, faces[:, None], hits_of, strict=True):
         try:

@@ -24,7 +24,7 @@ async def follow(
     It ends when the caller's key does, or when the server stops. Raises as
     :meth:`service.operations.event_streams.EventStreams.read`.
     """
-    streams = backend.operations.webhooks.streams
+    streams = backend.webhooks.streams
     due_s = time.monotonic() + HEARTBEAT_S
     while not streams.ending:
         found, after = await streams.read(position, chosen)
@@ -41,7 +41,7 @@ def _may_read(backend: Backend, caller: Caller) -> bool:
     """Return whether the caller's key is still valid."""
     if caller is OPERATOR:
         return True
-    ring = backend.operations.webhooks.streams.ring
+    ring = backend.webhooks.streams.ring
     if caller is ANONYMOUS:
         return not len(ring)
     key = ring.find(caller.name.removeprefix("key:"))

@@ -37,11 +37,11 @@ async def search_gallery(
         DeadlineExceededError, ClientGoneError: the deadline passed, or the client disconnected.
     """
     while True:
-        results = await backend.galleries.search.identify(gallery, probes, target, k, among)
+        results = await backend.search.identify(gallery, probes, target, k, among)
         keys = {candidate.subject_pk for result in results for candidate in result.ranked}
-        named = backend.galleries.store.subjects.cached_names(gallery, keys)
+        named = backend.store.subjects.cached_names(gallery, keys)
         if named is None:
-            named = await backend.run(backend.galleries.store.subjects.names, gallery, keys)
+            named = await backend.threads.run(backend.store.subjects.names, gallery, keys)
         if keys <= named.keys():
             return results, named
         if (deadline := deadlines.current_deadline()) is not None:
@@ -49,7 +49,7 @@ async def search_gallery(
         current = await backend.find_gallery(gallery.name)
         if current.pk != gallery.pk:
             # The change log has no further entries for the old gallery: its index would keep deleted subjects.
-            await backend.run(backend.galleries.followers.drop, gallery)
+            await backend.threads.run(backend.followers.drop, gallery)
             raise GalleryNotFoundError(f"gallery {gallery.name!r} was replaced by another during the request")
         if current.version == gallery.version:  # deleting a subject would have changed it
             raise StorageDamagedError(f"templates of gallery {gallery.name!r} belong to missing subjects")

@@ -18,8 +18,8 @@ async def inspect_gallery(backend: Backend, gallery: Gallery) -> HygieneReport:
         GalleryNotFoundError: the gallery was deleted meanwhile.
         GalleryMovedError: it was replaced, or moved to another recognizer meanwhile.
     """
-    backend.faces.recognizers.for_gallery(gallery)
-    store, calibration = backend.galleries.store, backend.galleries.risks.calibration(gallery)
+    backend.recognizers.for_gallery(gallery)
+    store, calibration = backend.store, backend.risks.calibration(gallery)
     if calibration is None:
         raise RiskUncalibratedError("hygiene needs a calibrated recognizer")
 
@@ -35,5 +35,5 @@ async def inspect_gallery(backend: Backend, gallery: Gallery) -> HygieneReport:
 
     report = store.cache.findings.get(gallery, [None]).get(None)
     if report is None:
-        report = await backend.jobs.heavy.run(("hygiene", gallery.pk, gallery.fingerprint), inspect)
+        report = await backend.heavy.run(("hygiene", gallery.pk, gallery.fingerprint), inspect)
     return report

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -15,13 +16,13 @@ from service.core.errors import ImageError
 from service.domain.events import Event
 from service.domain.gallery import Gallery, Keys, SubjectFilter, SubjectLabel
 from service.domain.outcomes import RiskTarget, to_risk_target
-from service.inference.photo_pipeline import Face, KeptCrops, Photo
+from service.inference.photo_pipeline import Face, KeptCrops, Photo, each_photo
 from service.inference.recognizers import ServedRecognizer, check_recognizer
 from service.risk.decision import SIMILARITY_STEP
 from service.risk.drift import Decided
 from service.risk.search import Identification
 from service.security.callers import Caller
-from service.usecases.backend import Backend, process_photos
+from service.usecases.backend import Backend
 from service.usecases.documents import Document, count_document
 from service.usecases.gallery_search import at_current_version, keep_one_face_per_person, search_gallery
 from service.usecases.probes import Probe, decision_fields, embedding_probes, photo_probes
@@ -91,7 +92,7 @@ async def identify(
 
 async def _search_for(backend: Backend, gallery: Gallery, body: IdentifyIn, caller: Caller) -> Search:
     """Raises ForbiddenError, RecognizerMismatchError."""
-    settings, recognizers = gallery.settings, backend.faces.recognizers
+    settings, recognizers = gallery.settings, backend.recognizers
     served = recognizers.for_gallery(gallery)
     target = to_risk_target(body.risk, "fpir") if body.risk else settings.risk
     if body.embeddings:
@@ -103,7 +104,7 @@ async def _search_for(backend: Backend, gallery: Gallery, body: IdentifyIn, call
     among = None
     if body.filter is not None:
         subject_filter = SubjectFilter(tuple(body.filter.tags), tuple(body.filter.metadata.items()))
-        among = await backend.run(backend.galleries.store.subjects.matching_pks, gallery, subject_filter)
+        among = await backend.threads.run(backend.store.subjects.matching_pks, gallery, subject_filter)
     wanted = body.one_face_per_person
     return Search(
         served,
@@ -118,13 +119,9 @@ async def _search_for(backend: Backend, gallery: Gallery, body: IdentifyIn, call
 async def _embed(backend: Backend, gallery: Gallery, body: IdentifyIn, search: Search) -> list[Photo | ImageError]:
     detail = body.detail or backend.settings.detail
     keep: KeptCrops = "largest" if search.remembers and gallery.settings.keep_crops else "none"
-
-    async def embed(payload: bytes) -> Photo:
-        return await backend.faces.photos.embed(
-            payload, search.served, detail=detail, largest_only=body.faces == "largest", keep=keep
-        )
-
-    return await process_photos(backend, body.photos, embed) if body.photos else []
+    largest_only = body.faces == "largest"
+    embed = partial(backend.photos.embed, recognizer=search.served, detail=detail, largest_only=largest_only, keep=keep)
+    return await each_photo([embed(photo) for photo in body.photos])
 
 
 async def _decide(
@@ -165,10 +162,10 @@ async def _record(backend: Backend, gallery: Gallery, served: ServedRecognizer, 
     """Record the decisions in metrics, audit, events and drift watch."""
     _observe_similarities(backend, served, probes)
     events = _events(gallery, probes)
-    await backend.operations.audit.searched(gallery, [probe.document for probe in probes], events)
+    await backend.audit.searched(gallery, [probe.document for probe in probes], events)
     if events:
-        backend.operations.webhooks.wake()
-    backend.galleries.watches.of(gallery.pk, gallery.name, gallery.fingerprint).add(_decisions(probes))
+        backend.webhooks.wake()
+    backend.watches.of(gallery.pk, gallery.name, gallery.fingerprint).add(_decisions(probes))
 
 
 def _observe_similarities(backend: Backend, served: ServedRecognizer, probes: Iterable[Probe]) -> None:
@@ -177,7 +174,7 @@ def _observe_similarities(backend: Backend, served: ServedRecognizer, probes: It
         best = None if probe.found is None else probe.found.decision.best
         if probe.found is not None and best is not None and probe.face is not None:
             rounded = math.ceil(best.similarity / SIMILARITY_STEP) * SIMILARITY_STEP
-            backend.operations.metrics.observe_similarity(served.pack.model_id, probe.found.decision.outcome, rounded)
+            backend.metrics.observe_similarity(served.pack.model_id, probe.found.decision.outcome, rounded)
 
 
 def _events(gallery: Gallery, probes: Iterable[Probe]) -> list[Event]:

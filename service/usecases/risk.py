@@ -24,23 +24,23 @@ async def report_risk(backend: Backend, gallery: str, targets: Sequence[float]) 
         RiskUncalibratedError: neither its pack nor the gallery has enough evidence.
     """
     found = await backend.find_gallery(gallery)
-    backend.faces.recognizers.for_gallery(found)
-    return await backend.run(_report, backend, found, targets)
+    backend.recognizers.for_gallery(found)
+    return await backend.threads.run(_report, backend, found, targets)
 
 
 async def derive_and_report(backend: Backend, gallery: str, targets: Sequence[float]) -> GalleryRiskOut:
     """Derive the gallery's evidence from all its templates, then report. Raises as :func:`report_risk`."""
     found = await backend.find_gallery(gallery)
-    backend.faces.recognizers.for_gallery(found)
-    refresh = partial(backend.galleries.risks.refresh, gallery, exact=True)
+    backend.recognizers.for_gallery(found)
+    refresh = partial(backend.risks.refresh, gallery, exact=True)
     with suppress(GalleryMovedError):  # the move derives the evidence of the new recognizer
-        await backend.jobs.heavy.run(("evidence", found.pk), refresh)
-    return await backend.run(_report, backend, await backend.find_gallery(gallery), targets)
+        await backend.heavy.run(("evidence", found.pk), refresh)
+    return await backend.threads.run(_report, backend, await backend.find_gallery(gallery), targets)
 
 
 def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> GalleryRiskOut:
-    risks = backend.galleries.risks
-    stored = backend.galleries.store.evidence.get(gallery)
+    risks = backend.risks
+    stored = backend.store.evidence.get(gallery)
     risk = risks.fit(gallery, stored)
     model = risks.with_pack(gallery, risk)
     if model is None:
@@ -79,7 +79,7 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
 
 
 def _last_move(backend: Backend, gallery: Gallery) -> MoveOut | None:
-    details = backend.galleries.store.evidence.last_event(gallery, THRESHOLD_MOVED)
+    details = backend.store.evidence.last_event(gallery, THRESHOLD_MOVED)
     if "reason" not in details:
         return None  # none, or one of an earlier release
     before, after = ((details.get(when) or {}).get("threshold") for when in ("before", "after"))

@@ -54,10 +54,10 @@ async def remember_strangers(
         for document, face, vector, _ in usable
     ]
     rule = partial(_recall, gallery, usable[0][3])  # the searches of one request have the same risk
-    store = backend.galleries.store.strangers
+    store = backend.store.strangers
     try:
-        nearest, now = backend.galleries.followers.nearest, datetime.now(UTC)
-        seen, reported = await backend.run(store.remember, gallery, sightings, nearest, rule, now)
+        nearest, now = backend.followers.nearest, datetime.now(UTC)
+        seen, reported = await backend.threads.run(store.remember, gallery, sightings, nearest, rule, now)
     except (StorageError, GalleryMovedError) as error:
         log.warning("strangers of gallery %d are not remembered: %s", gallery.pk, error.detail)
         for document, *_ in usable:
@@ -67,7 +67,7 @@ async def remember_strangers(
         if stranger is not None:
             document["stranger"] = stranger.sighting()
     if reported:
-        backend.operations.webhooks.wake()
+        backend.webhooks.wake()
 
 
 def _recall(gallery: Gallery, found: Identification, vector: Float, nearest: Nearest | None) -> Recalled:

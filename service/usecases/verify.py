@@ -9,6 +9,7 @@ from kith.wire.risk import PRESETS, RiskIn
 from kith.wire.verification import SideIn, VerifyIn
 from models.runtime.network import Float
 from models.vision.quality_gate import LivenessVerdict, QualityGate
+from service.core.actor import gather_or_cancel
 from service.core.errors import InvalidRequestError, RecognizerMismatchError, RefusedError
 from service.domain.gallery import Gallery
 from service.domain.outcomes import RejectionOutcome, RiskTarget, to_risk_target
@@ -26,7 +27,7 @@ from service.risk.decision import (
 from service.security.callers import Caller
 from service.storage.repositories.read_cache import SubjectFaces
 from service.storage.repositories.store import Store
-from service.usecases.backend import Backend, fetch_photo, gather_or_cancel
+from service.usecases.backend import Backend
 from service.usecases.documents import DEFAULT_GATE, Document, face_document, risk_document, without_none
 
 
@@ -105,9 +106,9 @@ async def verify(backend: Backend, body: VerifyIn, caller: Caller) -> Document:
         refusal = next((each for each in get_args(RejectionOutcome) if each in refused), None)
         await _compare_sides(backend, verification, caller, (a.person, b.person), document)
         document["outcome"] = refusal or document["outcome"]
-    backend.operations.metrics.count_verification(document["outcome"])
+    backend.metrics.count_verification(document["outcome"])
     if gallery is not None and subject is not None:
-        await backend.operations.audit.verified(gallery, subject.subject, document["outcome"])
+        await backend.audit.verified(gallery, subject.subject, document["outcome"])
     return document
 
 
@@ -121,9 +122,9 @@ async def _compare_sides(
     """Add the comparison to ``document``. One of ``persons`` may be a subject."""
     face, other = persons[::-1] if isinstance(persons[0], EnrolledSubject) else persons
     assert not isinstance(face, EnrolledSubject)  # noqa: S101 - VerifyIn refuses two subjects
-    pack_risk = backend.galleries.risks.of_pack(verification.served.fingerprint)
+    pack_risk = backend.risks.of_pack(verification.served.fingerprint)
     if isinstance(other, EnrolledSubject):
-        compared = await backend.run(compare_with_subject, face, other)  # it may have thousands of templates
+        compared = await backend.threads.run(compare_with_subject, face, other)  # it may have thousands of templates
     else:
         compared = compare_faces(face, other, pack_risk)
     target = verification.target(verification.body.risk)
@@ -164,9 +165,9 @@ def _choose_recognizer(backend: Backend, body: VerifyIn, gallery: Gallery | None
             gallery has, or had, vectors of two.
     """
     if body.model is not None or gallery is None:
-        served = backend.faces.recognizers.by_name(body.model)
+        served = backend.recognizers.by_name(body.model)
     else:
-        served = backend.faces.recognizers.for_gallery(gallery)
+        served = backend.recognizers.for_gallery(gallery)
     if gallery is not None:
         check_recognizer(gallery, served.fingerprint)
         for side in (body.a, body.b):
@@ -190,12 +191,12 @@ def _liveness_threshold(backend: Backend, body: VerifyIn, gallery: Gallery | Non
     required = gallery is not None and gallery.settings.liveness == "required"
     if not required and not body.require_liveness:
         return None
-    if backend.faces.photos.judge is None:
+    if backend.photos.judge is None:
         raise RefusedError(
             "liveness_unavailable", "liveness is required, and the served model pack has no liveness model"
         )
     own = gallery.settings.liveness_threshold if gallery is not None and required else None
-    return backend.faces.photos.judge.spec.threshold if own is None else own
+    return backend.photos.judge.spec.threshold if own is None else own
 
 
 async def _process_side(backend: Backend, side: SideIn, verification: Verification) -> _SideResult:
@@ -205,10 +206,11 @@ async def _process_side(backend: Backend, side: SideIn, verification: Verificati
         return _SideResult(vector, liveness=None if threshold is None else "not_judged")
     if side.subject is not None:
         assert verification.gallery is not None  # noqa: S101 - that of the subject
-        return _SideResult(await backend.run(_read_subject, backend, verification.gallery, side.subject.subject))
-    payload = side.image or b"" if side.url is None else await fetch_photo(backend, side.url)
+        return _SideResult(
+            await backend.threads.run(_read_subject, backend, verification.gallery, side.subject.subject)
+        )
     detail = verification.body.detail or backend.settings.expected_face_detail
-    photo = await backend.faces.photos.embed(payload, verification.served, detail=detail)
+    photo = await backend.photos.embed(side.url or side.image or b"", verification.served, detail=detail)
     if not photo.faces:
         return _SideResult(None, {"face_count": 0}, ["no_face"])
     quality_gate = verification.quality_gate
@@ -223,10 +225,10 @@ async def _process_side(backend: Backend, side: SideIn, verification: Verificati
 
 def _read_subject(backend: Backend, gallery: Gallery, subject_id: str) -> EnrolledSubject:
     """Raises SubjectNotFoundError, or InvalidRequestError for a subject without templates."""
-    faces = _subject_faces(backend.galleries.store, gallery, subject_id)
+    faces = _subject_faces(backend.store, gallery, subject_id)
     if not len(faces.vectors):
         raise InvalidRequestError(f"subject {subject_id!r} has no template")
-    model, settings = backend.galleries.risks.current(gallery), gallery.settings
+    model, settings = backend.risks.current(gallery), gallery.settings
     return EnrolledSubject(faces.vectors, faces.qualities, model, settings.review_factor, faces.decoys)
 
 

@@ -38,12 +38,12 @@ async def list_faces(
     """List a page of templates of a subject, or of all, oldest first. The page of an unknown subject is empty."""
     found, total = [], 0
     with suppress(SubjectNotFoundError):
-        found = await backend.run(
-            backend.galleries.store.templates.list_by_offset, gallery, subject or None, page * size, size
+        found = await backend.threads.run(
+            backend.store.templates.list_by_offset, gallery, subject or None, page * size, size
         )
         total = gallery.templates
         if subject:
-            total = (await backend.run(backend.galleries.store.subjects.get, gallery, subject)).template_count
+            total = (await backend.threads.run(backend.store.subjects.get, gallery, subject)).template_count
     return {
         "faces": [example(template) for template in found],
         "page_number": page,
@@ -68,7 +68,7 @@ async def add_face(
 async def delete_faces(gallery: BoundGallery, backend: BackendDep, subject: SubjectQuery = "") -> dict[str, Any]:
     """Erase all templates of a subject, or of all subjects. The subjects stay."""
     try:
-        found = await backend.run(backend.galleries.store.templates.list_by_offset, gallery, subject or None, 0, None)
+        found = await backend.threads.run(backend.store.templates.list_by_offset, gallery, subject or None, 0, None)
     except SubjectNotFoundError:  # clients delete before they enroll
         return {"deleted": 0}
     return {"deleted": len(await _delete(backend, gallery, [template.id for template in found]))}
@@ -77,7 +77,7 @@ async def delete_faces(gallery: BoundGallery, backend: BackendDep, subject: Subj
 @routes.delete("/{image_id}", dependencies=[ENROLL])
 async def delete_face(gallery: BoundGallery, image_id: ImageId, backend: BackendDep) -> dict[str, Any]:
     """Erase a template."""
-    template = await backend.run(backend.galleries.store.templates.find, gallery, image_id.hex)
+    template = await backend.threads.run(backend.store.templates.find, gallery, image_id.hex)
     await _delete(backend, gallery, [template.id])
     return example(template)
 
@@ -95,7 +95,7 @@ async def download(
     gallery: BoundGallery, image_id: ImageId, backend: BackendDep, known: IfNoneMatch = None
 ) -> Response:
     """Return the stored crop of a template."""
-    template = await backend.run(backend.galleries.store.templates.find, gallery, image_id.hex)
+    template = await backend.threads.run(backend.store.templates.find, gallery, image_id.hex)
     return await picture_response(known, backend, gallery, template.subject, template.id)
 
 
@@ -104,6 +104,6 @@ async def _delete(backend: Backend, gallery: Gallery, ids: list[str]) -> list[Te
     deleted = []
     for start in range(0, len(ids), MAX_ERASED):
         some = ids[start : start + MAX_ERASED]
-        deleted += await backend.run_on_gallery(gallery, backend.galleries.store.templates.delete_many, some)
-    backend.galleries.risks.derive_later(await backend.find_gallery(gallery.name))
+        deleted += await backend.run_on_gallery(gallery, backend.store.templates.delete_many, some)
+    backend.risks.derive_later(await backend.find_gallery(gallery.name))
     return deleted

@@ -89,7 +89,7 @@ async def _read_file(request: Request, backend: BackendDep) -> AsyncIterator[byt
     settings, seconds = backend.settings, timeout_s(request, backend.settings.deadline_s)
     max_bytes = settings.max_image_bytes
     set_body_limit(request, settings.max_request_bytes(1))
-    with backend.operations.metrics.stage("read"):
+    with backend.metrics.stage("read"):
         kind = media_type(request)
         if kind == "application/json":
             photo = (await read_json(request, FileBody)).file

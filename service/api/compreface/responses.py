@@ -51,7 +51,7 @@ def face_fields(face: Face, options: FaceOptions) -> Document:
 def with_versions(document: Document, options: FaceOptions, ask: Ask) -> Document:
     """Add the names of the networks if the request has status=true."""
     if options.status:
-        recognizers = ask.backend.faces.recognizers
+        recognizers = ask.backend.recognizers
         served = recognizers.for_gallery(ask.gallery)
         names = {"detector": recognizers.default.pack.model_id, "calculator": served.pack.model_id}
         document["plugins_versions"] = names

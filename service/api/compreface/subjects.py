@@ -22,13 +22,13 @@ routes = router(f"{RECOGNITION}/subjects")
 @routes.get("/", dependencies=[READ])
 async def list_subjects(gallery: BoundGallery, backend: BackendDep) -> dict[str, Any]:
     """List the ids of all subjects, oldest first."""
-    return {"subjects": await backend.run(list, _subject_ids(backend, gallery))}
+    return {"subjects": await backend.threads.run(list, _subject_ids(backend, gallery))}
 
 
 @routes.post("", dependencies=[ENROLL], status_code=201)
 async def add_subject(gallery: BoundGallery, body: JsonBody[SubjectBody], backend: BackendDep) -> dict[str, Any]:
     """Add a subject without templates."""
-    await backend.run_on_gallery(gallery, backend.galleries.store.subjects.put, body.subject, None, {}, [], True)
+    await backend.run_on_gallery(gallery, backend.store.subjects.put, body.subject, None, {}, [], True)
     return {"subject": body.subject}
 
 
@@ -39,22 +39,22 @@ async def rename_subject(
     """Rename a subject: merge it into the subject of the new name, which is created if it does not exist."""
     if body.subject == subject:
         return {"updated": False}
-    subjects = backend.galleries.store.subjects
+    subjects = backend.store.subjects
     await backend.run_on_gallery(gallery, subjects.get, subject)
     with suppress(SubjectExistsError):
         await backend.run_on_gallery(gallery, subjects.put, body.subject, None, {}, [], True)
     await backend.run_on_gallery(gallery, subjects.merge, subject, body.subject)
-    backend.galleries.risks.derive_later(await backend.find_gallery(gallery.name))
+    backend.risks.derive_later(await backend.find_gallery(gallery.name))
     return {"updated": True}
 
 
 @routes.delete("/{subject}", dependencies=[ENROLL])
 async def delete_subject(gallery: BoundGallery, subject: SubjectPath, backend: BackendDep) -> dict[str, Any]:
     """Erase a subject."""
-    subjects = backend.galleries.store.subjects
+    subjects = backend.store.subjects
     if await backend.run_on_gallery(gallery, subjects.delete_many, [subject]) == 0:
         raise SubjectNotFoundError(f"there is no subject {subject!r}")
-    backend.galleries.risks.derive_later(await backend.find_gallery(gallery.name))
+    backend.risks.derive_later(await backend.find_gallery(gallery.name))
     return {"subject": subject}
 
 
@@ -62,17 +62,17 @@ async def delete_subject(gallery: BoundGallery, subject: SubjectPath, backend: B
 async def delete_all_subjects(gallery: BoundGallery, backend: BackendDep) -> dict[str, Any]:
     """Erase all subjects, in transactions of MAX_ERASED. Each has its receipt."""
     deleted = 0
-    ids = await backend.run(list, _subject_ids(backend, gallery))
+    ids = await backend.threads.run(list, _subject_ids(backend, gallery))
     for start in range(0, len(ids), MAX_ERASED):
         some = ids[start : start + MAX_ERASED]
-        deleted += await backend.run_on_gallery(gallery, backend.galleries.store.subjects.delete_many, some)
-    backend.galleries.risks.derive_later(await backend.find_gallery(gallery.name))
+        deleted += await backend.run_on_gallery(gallery, backend.store.subjects.delete_many, some)
+    backend.risks.derive_later(await backend.find_gallery(gallery.name))
     return {"deleted": deleted}
 
 
 def _subject_ids(backend: Backend, gallery: Gallery) -> Iterator[str]:
     """Yield the ids of all subjects. Blocks."""
     after = None
-    while page := backend.galleries.store.subjects.list_page(gallery, after, PAGE, SubjectFilter((), ())):
+    while page := backend.store.subjects.list_page(gallery, after, PAGE, SubjectFilter((), ())):
         yield from (subject.id for subject in page)
         after = page[-1].pk

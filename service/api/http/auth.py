@@ -54,9 +54,9 @@ class Authenticator:
             return OPERATOR
         if token is None and self._operator_key is not None:
             raise UnauthorizedError("the API key is missing")
-        ring = backend.operations.keys.cached_ring()
+        ring = backend.keys.cached_ring()
         if ring is None:
-            ring = await backend.run(backend.operations.keys.ring)
+            ring = await backend.threads.run(backend.keys.ring)
         if token is None or (self._operator_key is None and not len(ring)):
             if len(ring) or not self._allow_anonymous:
                 raise UnauthorizedError("the API key is missing")
@@ -68,7 +68,7 @@ class Authenticator:
             raise UnauthorizedError("the API key is wrong")
         if (state := key.state(now)) != "active":
             raise UnauthorizedError(f"the API key {INACTIVE_KEY_STATES[state]}", INACTIVE_KEY_REMEDY)
-        backend.operations.key_uses.note(key.id, now)
+        backend.key_uses.note(key.id, now)
         return Caller(f"key:{key.id}", key.rights)
 
     def _is_operator_key(self, token: str | None) -> bool:

@@ -182,8 +182,8 @@ class BodyOf:
         """Yield the body. The time of the request counts from then on. Raises as :func:`read_photos`."""
         check_parameters(request)
         settings, seconds = backend.settings, timeout_s(request, backend.settings.deadline_s)
-        dimension = backend.faces.recognizers.largest_dimension
-        with backend.operations.metrics.stage("read"):
+        dimension = backend.recognizers.largest_dimension
+        with backend.metrics.stage("read"):
             body = await read_photos(request, self.model, settings, dimension)
         async with deadline(request, seconds):
             yield body

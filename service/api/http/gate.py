@@ -151,7 +151,7 @@ class Gate:
             self._metrics.count_problem(code)
         # A hidden gallery is audited whether or not it exists, so that the audit does not reveal it either.
         if error is not None and (error.hides_existence or isinstance(error, AUDITED_REFUSALS)):
-            scope["app"].state.backend.operations.audit.record_refusal(caller.name, error.code)
+            scope["app"].state.backend.audit.record_refusal(caller.name, error.code)
         elapsed_ms = elapsed_s * 1000
         fields = {
             "request_id": exchange.request_id,

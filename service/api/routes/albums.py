@@ -54,10 +54,10 @@ async def create_album(
 
     Folders and manifests in the archive are ignored. No face is enrolled before its group is.
     """
-    backend.faces.recognizers.for_gallery(gallery)  # these raise here rather than in the job
-    calibration_for(gallery, backend.galleries.risks)
-    albums = backend.galleries.store.albums
-    await backend.run(albums.refuse_too_many, gallery)
+    backend.recognizers.for_gallery(gallery)  # these raise here rather than in the job
+    calibration_for(gallery, backend.risks)
+    albums = backend.store.albums
+    await backend.threads.run(albums.refuse_too_many, gallery)
     options = AlbumOptions(risk, detail or backend.settings.expected_face_detail)
     expires_at = datetime.now(UTC) + timedelta(days=backend.settings.retention_albums_days)
     begin = albums.beginning(gallery, risk, expires_at)
@@ -67,15 +67,13 @@ async def create_album(
 @routes.get("", dependencies=[READ])
 async def list_albums(gallery: GalleryDep, backend: BackendDep) -> AlbumsOut:
     """List the albums of a gallery, the latest first. There are at most 20."""
-    return AlbumsOut(
-        data=[_album(each) for each in await backend.run(backend.galleries.store.albums.list_all, gallery)]
-    )
+    return AlbumsOut(data=[_album(each) for each in await backend.threads.run(backend.store.albums.list_all, gallery)])
 
 
 @routes.get("/{album}", dependencies=[READ])
 async def get_album(gallery: GalleryPath, album: ObjectId, backend: BackendDep) -> AlbumOut:
     """Return an album."""
-    return _album(await backend.run(backend.galleries.store.albums.get, await backend.find_gallery(gallery), album))
+    return _album(await backend.threads.run(backend.store.albums.get, await backend.find_gallery(gallery), album))
 
 
 @routes.delete("/{album}", dependencies=[ENROLL])
@@ -84,8 +82,8 @@ async def delete_album(gallery: GalleryPath, album: ObjectId, backend: BackendDe
 
     Enrolled faces stay with their subjects.
     """
-    receipt = await backend.run_on_gallery(gallery, backend.galleries.store.albums.delete, album)
-    await backend.run(backend.jobs.spool.remove, album)
+    receipt = await backend.run_on_gallery(gallery, backend.store.albums.delete, album)
+    await backend.threads.run(backend.spool.remove, album)
     return to_deleted_out(receipt)
 
 
@@ -99,8 +97,8 @@ async def list_album_groups(
     limit: PageLimit = 100,
 ) -> AlbumGroupsOut:
     """List the groups with some of their faces, the largest first, then single faces, then those split off."""
-    after, albums = open_cursor(gallery.seal, cursor), backend.galleries.store.albums
-    listed = await backend.run(albums.groups, gallery, album, single, after, limit + 1)
+    after, albums = open_cursor(gallery.seal, cursor), backend.store.albums
+    listed = await backend.threads.run(albums.groups, gallery, album, single, after, limit + 1)
     page, more = paginate(listed, limit, gallery.seal, lambda group: group.number)
     return AlbumGroupsOut(data=[_group(each) for each in page], next=more)
 
@@ -115,8 +113,8 @@ async def list_album_faces(
     limit: PageLimit = 100,
 ) -> AlbumFacesOut:
     """List the faces of a group, the most certain first."""
-    after, albums = open_cursor(gallery.seal, cursor), backend.galleries.store.albums
-    listed = await backend.run(albums.faces, gallery, album, _number(group), after, limit + 1)
+    after, albums = open_cursor(gallery.seal, cursor), backend.store.albums
+    listed = await backend.threads.run(albums.faces, gallery, album, _number(group), after, limit + 1)
     page, more = paginate(listed, limit, gallery.seal, lambda row: row[0])
     return AlbumFacesOut(data=[_face(face) for _, face in page], next=more)
 
@@ -126,7 +124,7 @@ async def merge_album_group(
     gallery: GalleryDep, album: ObjectId, group: GroupId, body: JsonBody[AlbumMergeIn], backend: BackendDep
 ) -> AlbumGroupOut:
     """Merge a group into another one that is the same person. Return the remaining group."""
-    merge = backend.galleries.store.albums.merge
+    merge = backend.store.albums.merge
     return _group(await backend.run_on_gallery(gallery, merge, album, _number(group), _number(body.into)))
 
 
@@ -139,7 +137,7 @@ async def split_album_group(
     gallery: GalleryDep, album: ObjectId, group: GroupId, body: JsonBody[AlbumSplitIn], backend: BackendDep
 ) -> AlbumGroupOut:
     """Move faces that are another person to a new group. Return it."""
-    split = backend.galleries.store.albums.split
+    split = backend.store.albums.split
     return _group(await backend.run_on_gallery(gallery, split, album, _number(group), body.faces))
 
 

@@ -52,7 +52,7 @@ async def list_audit(
 ) -> AuditOut:
     """List the audit entries of the whole service, newest first."""
     chosen = AuditFilter(None, gallery, query.event, query.actor, query.since, query.until)
-    return await _page(backend, chosen, (await backend.run(backend.operations.keys.ring)).seal, query)
+    return await _page(backend, chosen, (await backend.threads.run(backend.keys.ring)).seal, query)
 
 
 @routes.get("/v1/galleries/{gallery}/audit", dependencies=[ADMIN])
@@ -70,8 +70,8 @@ async def list_gallery_audit(
 
 async def _page(backend: Backend, chosen: AuditFilter, seal: Seal, query: _Query) -> AuditOut:
     before = open_cursor(seal, query.cursor)
-    await backend.operations.audit.written()
-    entries = await backend.run(listed_lines, backend.galleries.store.database, chosen, before, query.limit + 1)
+    await backend.audit.written()
+    entries = await backend.threads.run(listed_lines, backend.store.database, chosen, before, query.limit + 1)
     page, more = paginate(entries, query.limit, seal, lambda listed: listed.line.number)
     return AuditOut(data=[_out(listed) for listed in page], next=more)
 

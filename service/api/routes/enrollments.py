@@ -70,7 +70,7 @@ async def enroll_archive(
     Paths in the archive are SUBJECT/PHOTO, unless a manifest.csv or manifest.ndjson (file, subject) assigns them. The
     archive is on disk when the response is sent.
     """
-    backend.faces.recognizers.for_gallery(gallery)  # raises here rather than in the job
+    backend.recognizers.for_gallery(gallery)  # raises here rather than in the job
     return await queue_archive(request, backend, gallery, KIND, options.parameters())
 
 
@@ -90,12 +90,12 @@ async def queue_archive(
     set_body_limit(request, backend.settings.max_upload_bytes, streamed=True, codings=("gzip", "zstd"))
     job_id = uuid.uuid4().hex
     declared = request.headers.get("content-length", "0")
-    await backend.run(backend.jobs.spool.check_free_space, int(declared) if declared.isdigit() else 0)
-    with backend.jobs.spool.receiving(job_id, gallery.seal) as file:
+    await backend.threads.run(backend.spool.check_free_space, int(declared) if declared.isdigit() else 0)
+    with backend.spool.receiving(job_id, gallery.seal) as file:
         await _receive(request, backend, file)
-        await backend.run(backend.jobs.spool.sync, file)
-        job = await backend.run(backend.jobs.runner.store.create, gallery, kind, parameters, job_id, beginning)
-    backend.jobs.runner.wake()
+        await backend.threads.run(backend.spool.sync, file)
+        job = await backend.threads.run(backend.jobs.store.create, gallery, kind, parameters, job_id, beginning)
+    backend.jobs.wake()
     return to_job_out(job)
 
 
@@ -111,7 +111,7 @@ async def _receive(request: Request, backend: Backend, file: SealedWriter) -> No
                 head += block
                 if len(head) >= SIGNATURE_BYTES:
                     archive_kind(head)
-            await backend.run(backend.jobs.spool.write, file, block)
+            await backend.threads.run(backend.spool.write, file, block)
         archive_kind(head)
     except ClientDisconnect as error:
         raise InvalidRequestError("the connection closed before the archive ended") from error

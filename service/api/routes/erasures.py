@@ -26,7 +26,7 @@ async def list_erasures(
 ) -> ReceiptsOut:
     """List the erasure receipts of a gallery, newest first."""
     before = open_cursor(gallery.seal, cursor)
-    listed = await backend.run(backend.galleries.erasures.list_page, gallery, subject, before, limit + 1)
+    listed = await backend.threads.run(backend.erasures.list_page, gallery, subject, before, limit + 1)
     page, more = paginate(listed, limit, gallery.seal, lambda row: row[0])
     return ReceiptsOut(data=[to_receipt_out(receipt) for _, receipt in page], next=more)
 
@@ -37,7 +37,7 @@ async def export_subject(gallery: GalleryDep, subject: SubjectPath, backend: Bac
 
     For an erased subject the export has the receipts and the audit entries.
     """
-    return await backend.run(everything_about, backend.galleries.store.database, gallery, subject)
+    return await backend.threads.run(everything_about, backend.store.database, gallery, subject)
 
 
 def to_receipt_out(receipt: Receipt) -> ReceiptOut:

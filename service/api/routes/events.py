@@ -69,9 +69,9 @@ async def follow_events(
         caller.check_gallery(name)
     galleries = frozenset(gallery) if gallery else caller.rights.galleries
     chosen = EventFilter(frozenset(type) or None, galleries, frozenset(outcome) or None, min_risk)
-    seal = (await backend.run(backend.operations.keys.ring)).seal
+    seal = (await backend.threads.run(backend.keys.ring)).seal
     resumed = _open_position(seal, last_event_id)
-    streams = backend.operations.webhooks.streams
+    streams = backend.webhooks.streams
     leave = streams.admit(caller.name)
     try:
         position = await streams.begin(resumed)
@@ -103,7 +103,7 @@ async def _encode(
     try:
         async for events, after in follow(backend, caller, chosen, position):
             yield b"".join(_encoded(event, seal) for event in events) or format_sse_event(id=seal_cursor(seal, *after))
-            backend.operations.metrics.count_event("stream", len(events))
+            backend.metrics.count_event("stream", len(events))
     except KithError:
         return  # the client connects again and gets the error as a response
 

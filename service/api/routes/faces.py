@@ -5,13 +5,14 @@ from __future__ import annotations
 from fastapi import Response
 
 from kith.wire.faces import DetectIn, EmbedIn, FacesOut
+from kith.wire.photos import Photos
 from kith.wire.verification import VerifyIn, VerifyOut
 from service.api.http.access import IDENTIFY, BackendDep, CallerDep, json_response, router
 from service.api.http.bodies import PhotosBody
 from service.api.http.openapi import PHOTO, example
-from service.inference.photo_pipeline import Photo
+from service.core.errors import InvalidRequestError
+from service.inference.photo_pipeline import each_photo
 from service.usecases import verify as verification
-from service.usecases.backend import process_photos
 from service.usecases.documents import photo_document
 
 routes = router("", "faces")
@@ -21,10 +22,10 @@ routes = router("", "faces")
 async def detect(body: PhotosBody[DetectIn], backend: BackendDep) -> Response:
     """Detect the faces in one or more photos: boxes, five landmarks, scores and quality."""
     detail = body.detail or backend.settings.detail
-    photos = await process_photos(backend, body.photos, lambda payload: backend.faces.photos.detect(payload, detail))
+    photos = await each_photo([backend.photos.detect(photo, detail) for photo in _photos(body)])
     return json_response(
         {
-            "model": backend.faces.recognizers.default.pack.model_id,
+            "model": backend.recognizers.default.pack.model_id,
             "images": [photo_document(photo) for photo in photos],
         }
     )
@@ -33,12 +34,8 @@ async def detect(body: PhotosBody[DetectIn], backend: BackendDep) -> Response:
 @routes.post("/v1/embed", dependencies=[IDENTIFY], response_model=FacesOut, openapi_extra=example({"images": [PHOTO]}))
 async def embed(body: PhotosBody[EmbedIn], backend: BackendDep) -> Response:
     """Detect the faces in one or more photos and compute the embedding of each, a unit vector."""
-    by, detail = backend.faces.recognizers.by_name(body.model), body.detail or backend.settings.detail
-
-    async def process(payload: bytes) -> Photo:
-        return await backend.faces.photos.embed(payload, by, detail=detail)
-
-    photos = await process_photos(backend, body.photos, process)
+    by, detail = backend.recognizers.by_name(body.model), body.detail or backend.settings.detail
+    photos = await each_photo([backend.photos.embed(photo, by, detail=detail) for photo in _photos(body)])
     images = [photo_document(photo) for photo in photos]
     return json_response({"model": by.pack.model_id, "recognizer": by.fingerprint, "images": images})
 
@@ -62,3 +59,10 @@ async def verify(body: PhotosBody[VerifyIn], backend: BackendDep, caller: Caller
     and left out below the review threshold.
     """
     return json_response(await verification.verify(backend, body, caller))
+
+
+def _photos(body: Photos) -> list[bytes | str]:
+    """Return the photos and URLs of a request. Raises InvalidRequestError: there is none."""
+    if not body.photos:
+        raise InvalidRequestError("send at least one photo in images or urls")
+    return body.photos

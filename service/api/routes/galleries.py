@@ -48,15 +48,15 @@ async def create_gallery(body: JsonBody[GalleryIn], backend: BackendDep) -> Gall
     """Create a gallery. Its vectors come from the recognizer of KITH_PACK."""
     settings = change_settings(body, GallerySettings())
     _check_liveness(backend, body.liveness)
-    recognizer = backend.faces.recognizers.default
-    create = backend.galleries.store.galleries.create
-    created = await backend.run(create, body.name, recognizer.fingerprint, recognizer.dimension, settings)
+    recognizer = backend.recognizers.default
+    create = backend.store.galleries.create
+    created = await backend.threads.run(create, body.name, recognizer.fingerprint, recognizer.dimension, settings)
     return to_gallery_out(created)
 
 
 def _check_liveness(backend: Backend, setting: LivenessSetting | None) -> None:
     """Raises liveness_unavailable: liveness is required and the served pack has no liveness model."""
-    if setting == "required" and backend.faces.photos.judge is None:
+    if setting == "required" and backend.photos.judge is None:
         raise RefusedError("liveness_unavailable", "the served model pack has no liveness model")
 
 
@@ -65,7 +65,7 @@ async def list_galleries(
     backend: BackendDep, caller: CallerDep, cursor: NameCursor = None, limit: PageLimit = 100
 ) -> GalleriesOut:
     """List the galleries that the key is for, by name."""
-    found = await backend.run(backend.galleries.store.galleries.list_page, cursor, limit + 1, caller.rights.galleries)
+    found = await backend.threads.run(backend.store.galleries.list_page, cursor, limit + 1, caller.rights.galleries)
     page = found[:limit]
     more = page[-1].name if len(found) > limit else None
     return GalleriesOut(data=[to_gallery_out(g) for g in page], next=more)
@@ -74,7 +74,7 @@ async def list_galleries(
 @routes.get("/{gallery}", dependencies=[READ])
 async def get_gallery(gallery: GalleryDep, backend: BackendDep) -> GalleryOut:
     """Return a gallery's settings, counts, and drift of its decisions from the calibration."""
-    drift = await backend.run(backend.galleries.watches.drift_of, gallery.pk, gallery.name, gallery.fingerprint)
+    drift = await backend.threads.run(backend.watches.drift_of, gallery.pk, gallery.name, gallery.fingerprint)
     return to_gallery_out(gallery).model_copy(update={"drift": drift})
 
 
@@ -87,10 +87,10 @@ async def update_gallery(
     if (days := body.retention_days) is not None:
         found = await backend.find_gallery(gallery)
         if days < (found.settings.retention_days or math.inf):
-            now, retention = datetime.now(UTC), backend.galleries.retention
-            await backend.run(retention.require_confirmation, found, days, now, confirm)
-    updated = await backend.run(backend.galleries.store.galleries.update, gallery, partial(change_settings, body))
-    backend.galleries.risks.derive_later(updated)
+            now, retention = datetime.now(UTC), backend.retention
+            await backend.threads.run(retention.require_confirmation, found, days, now, confirm)
+    updated = await backend.threads.run(backend.store.galleries.update, gallery, partial(change_settings, body))
+    backend.risks.derive_later(updated)
     return to_gallery_out(updated)
 
 
@@ -102,18 +102,18 @@ async def delete_gallery(gallery: GalleryPath, backend: BackendDep) -> DeletedOu
     """
     try:
         deleted, receipt = await backend.run_on_gallery(
-            gallery, lambda found: backend.galleries.store.galleries.delete(found.name)
+            gallery, lambda found: backend.store.galleries.delete(found.name)
         )
     except GalleryNotFoundError:
-        earlier = await backend.run(backend.galleries.erasures.of_deleted_gallery, gallery)
+        earlier = await backend.threads.run(backend.erasures.of_deleted_gallery, gallery)
         if earlier is None:
             raise
         return to_deleted_out(earlier)
-    await backend.run(backend.galleries.followers.drop, deleted)
-    if backend.galleries.shared_engine is not None:
-        await backend.run(backend.galleries.shared_engine.forget, deleted)
-    backend.galleries.risks.forget(deleted)
-    backend.galleries.watches.drop(deleted.pk, deleted.name)
+    await backend.threads.run(backend.followers.drop, deleted)
+    if backend.shared_engine is not None:
+        await backend.threads.run(backend.shared_engine.forget, deleted)
+    backend.risks.forget(deleted)
+    backend.watches.drop(deleted.pk, deleted.name)
     return to_deleted_out(receipt)
 
 

@@ -32,7 +32,7 @@ async def check_hygiene(
     """
     after = open_cursor_numbers(gallery.seal, cursor, 4)
     report = await inspect_gallery(backend, gallery)
-    return await backend.run(_page, backend.galleries.store, gallery, report, after, limit)
+    return await backend.threads.run(_page, backend.store, gallery, report, after, limit)
 
 
 def _page(

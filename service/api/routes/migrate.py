@@ -33,10 +33,10 @@ MAX_LISTED: Final = 1000
 @routes.post("", dependencies=[ADMIN], status_code=202, openapi_extra=example({"to": "open-model-zoo"}))
 async def start_migration(gallery: GalleryPath, body: JsonBody[MigrateIn], backend: BackendDep) -> MigrationOut:
     """Start a migration to another served pack's recognizer. A job embeds the stored crops, then switches."""
-    to = backend.faces.recognizers.by_name(body.to)
+    to = backend.recognizers.by_name(body.to)
     about = to.fingerprint, to.dimension, to.pack.model_id
-    await backend.run_on_gallery(gallery, backend.galleries.generations.start, *about, body.force)
-    backend.jobs.runner.wake()
+    await backend.run_on_gallery(gallery, backend.generations.start, *about, body.force)
+    backend.jobs.wake()
     return await _report(backend, gallery)
 
 
@@ -49,16 +49,16 @@ async def get_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationO
 @routes.post("/roll-back", dependencies=[ADMIN])
 async def roll_back_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
     """Answer with the previous recognizer again, or stop the job. Nothing is deleted."""
-    await backend.run_on_gallery(gallery, backend.galleries.generations.roll_back)
-    backend.jobs.runner.wake()
+    await backend.run_on_gallery(gallery, backend.generations.roll_back)
+    backend.jobs.wake()
     return await _report(backend, gallery)
 
 
 @routes.post("/finish", dependencies=[ADMIN], openapi_extra=example({"force": False}))
 async def finish_migration(gallery: GalleryPath, body: JsonBody[FinishIn], backend: BackendDep) -> MigrationOut:
     """Delete the vectors of the other recognizer. This cannot be undone."""
-    await backend.run_on_gallery(gallery, backend.galleries.generations.finish, body.force)
-    backend.jobs.runner.wake()
+    await backend.run_on_gallery(gallery, backend.generations.finish, body.force)
+    backend.jobs.wake()
     return await _report(backend, gallery)
 
 
@@ -67,14 +67,14 @@ async def _report(backend: Backend, name: str) -> MigrationOut:
 
 
 def _read_migration(gallery: Gallery, backend: Backend) -> MigrationOut:
-    current, *rest = backend.galleries.generations.list_live(gallery)
+    current, *rest = backend.generations.list_live(gallery)
     other = rest[0] if rest else None
     unfinished = [
         job
-        for job in backend.jobs.runner.store.list_jobs(gallery, ("queued", "running"), None, 100)
+        for job in backend.jobs.store.list_jobs(gallery, ("queued", "running"), None, 100)
         if job.kind in (FILL, DROP)
     ]
-    cropless, listed = backend.galleries.generations.without_crop(gallery, MAX_LISTED)
+    cropless, listed = backend.generations.without_crop(gallery, MAX_LISTED)
     fills = [job.parameters["generation"] for job in unfinished if job.kind == FILL and not job.cancel]
     waiting: MigrationState = "running" if other is not None and other.number in fills else "stopped"
     return MigrationOut(
@@ -89,7 +89,7 @@ def _read_migration(gallery: Gallery, backend: Backend) -> MigrationOut:
 
 
 def _generation(backend: Backend, gallery: Gallery, generation: Generation) -> GenerationOut:
-    served = backend.faces.recognizers.get(generation.fingerprint)
+    served = backend.recognizers.get(generation.fingerprint)
     view = gallery.at_generation(generation.number)
     return GenerationOut(
         recognizer=generation.fingerprint,
@@ -97,7 +97,7 @@ def _generation(backend: Backend, gallery: Gallery, generation: Generation) -> G
         served=served is not None,
         dimension=generation.dimension,
         template_count=gallery.templates,
-        embedded_count=backend.galleries.generations.embedded_count(view),
+        embedded_count=backend.generations.embedded_count(view),
         threshold=None if served is None else _threshold(backend, view),
     )
 
@@ -105,9 +105,7 @@ def _generation(backend: Backend, gallery: Gallery, generation: Generation) -> G
 def _threshold(backend: Backend, view: Gallery) -> MigrationThresholdOut | None:
     target = view.settings.risk
     try:
-        found = thresholds_for(
-            target, backend.galleries.risks.current(view), max(1, view.subjects), view.settings.review_factor
-        )
+        found = thresholds_for(target, backend.risks.current(view), max(1, view.subjects), view.settings.review_factor)
     except RiskUncalibratedError:
         return None
     return MigrationThresholdOut(

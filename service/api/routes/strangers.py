@@ -26,7 +26,7 @@ async def list_strangers(
 ) -> StrangersOut:
     """List the remembered strangers, the latest first."""
     before = open_cursor(gallery.seal, cursor)
-    listed = await backend.run(backend.galleries.store.strangers.list_page, gallery, before, limit + 1)
+    listed = await backend.threads.run(backend.store.strangers.list_page, gallery, before, limit + 1)
     page, more = paginate(listed, limit, gallery.seal, lambda row: row.pk)
     return StrangersOut(data=[_stranger(one) for one in page], next=more)
 
@@ -34,19 +34,19 @@ async def list_strangers(
 @routes.delete("", dependencies=[ADMIN])
 async def forget_strangers(gallery: GalleryPath, backend: BackendDep) -> DeletedOut:
     """Erase all remembered strangers of the gallery. The response is a receipt."""
-    return to_deleted_out(await backend.run_on_gallery(gallery, backend.galleries.store.strangers.forget_all))
+    return to_deleted_out(await backend.run_on_gallery(gallery, backend.store.strangers.forget_all))
 
 
 @routes.get("/{stranger}", dependencies=[READ])
 async def get_stranger(gallery: GalleryDep, stranger: ObjectId, backend: BackendDep) -> StrangerOut:
     """Return a stranger."""
-    return _stranger(await backend.run(backend.galleries.store.strangers.get, gallery, stranger))
+    return _stranger(await backend.threads.run(backend.store.strangers.get, gallery, stranger))
 
 
 @routes.delete("/{stranger}", dependencies=[ENROLL])
 async def forget_stranger(gallery: GalleryPath, stranger: ObjectId, backend: BackendDep) -> DeletedOut:
     """Erase a stranger. The response is a receipt. A repeated request gets the same receipt."""
-    return to_deleted_out(await backend.run_on_gallery(gallery, backend.galleries.store.strangers.forget, stranger))
+    return to_deleted_out(await backend.run_on_gallery(gallery, backend.store.strangers.forget, stranger))
 
 
 @routes.post(
@@ -59,10 +59,10 @@ async def promote_stranger(
 
     It is an enrollment without identity checks: the caller says who it is.
     """
-    promote = backend.galleries.store.strangers.promote
+    promote = backend.store.strangers.promote
     now = datetime.now(UTC)
     done = await backend.run_on_gallery(gallery, promote, stranger, body.subject, body.name, now)
-    backend.galleries.risks.derive_later(await backend.find_gallery(gallery.name))
+    backend.risks.derive_later(await backend.find_gallery(gallery.name))
     return MergedOut(
         subject=to_subject_out(done.into), template_count=done.templates, receipt=to_receipt_out(done.receipt)
     )
@@ -75,7 +75,7 @@ async def merge_stranger(
     gallery: GalleryDep, stranger: ObjectId, body: JsonBody[StrangerMergeIn], backend: BackendDep
 ) -> StrangerMergedOut:
     """Merge a stranger into another one that is the same person. Visits add up. A merge cannot be undone."""
-    merge = backend.galleries.store.strangers.merge
+    merge = backend.store.strangers.merge
     merged, receipt = await backend.run_on_gallery(gallery, merge, stranger, body.into)
     return StrangerMergedOut(stranger=_stranger(merged), receipt=to_receipt_out(receipt))
 
@@ -83,7 +83,7 @@ async def merge_stranger(
 @routes.get("/{stranger}/export", dependencies=[ADMIN], response_model=dict[str, Any])
 async def export_stranger(gallery: GalleryPath, stranger: ObjectId, backend: BackendDep) -> dict[str, Any]:
     """Export all data about a stranger: stored data with embeddings and crops, events, and audit entries."""
-    return await backend.run_on_gallery(gallery, backend.galleries.store.strangers.export, stranger)
+    return await backend.run_on_gallery(gallery, backend.store.strangers.export, stranger)
 
 
 def _stranger(stranger: Stranger) -> StrangerOut:

@@ -84,14 +84,14 @@ async def list_subjects(
     q: Annotated[SearchText | None, Query(description=SEARCH_HELP, examples=["lovel"])] = None,
 ) -> SubjectsOut:
     """List the subjects, oldest first."""
-    store, seal = backend.galleries.store.subjects, gallery.seal
+    store, seal = backend.store.subjects, gallery.seal
     chosen = SubjectFilter(tuple(tag), _metadata(metadata))
     after = open_cursor(seal, cursor)
     if q is None:
-        found = await backend.run(store.list_page, gallery, after, limit + 1, chosen)
+        found = await backend.threads.run(store.list_page, gallery, after, limit + 1, chosen)
         page, more = paginate(found, limit, seal, lambda row: row.pk)
         return SubjectsOut(data=[to_subject_out(s) for s in page], next=more)
-    matching, rest = await backend.run(store.find_page, gallery, after, limit, chosen, _words(q))
+    matching, rest = await backend.threads.run(store.find_page, gallery, after, limit, chosen, _words(q))
     return SubjectsOut(
         data=[to_subject_out(s) for s in matching], next=None if rest is None else seal_cursor(seal, rest)
     )
@@ -113,7 +113,7 @@ async def put_subject(
 ) -> SubjectOut:
     """Create a subject, or replace its name, metadata and tags. Its templates stay."""
     fields = body.name, body.metadata, body.tags, only_new is not None
-    put, created = await backend.run_on_gallery(gallery, backend.galleries.store.subjects.put, subject, *fields)
+    put, created = await backend.run_on_gallery(gallery, backend.store.subjects.put, subject, *fields)
     response.status_code = 201 if created else 200
     return to_subject_out(put)
 
@@ -121,7 +121,7 @@ async def put_subject(
 @routes.get("/{subject}", dependencies=[READ])
 async def get_subject(gallery: GalleryDep, subject: SubjectPath, backend: BackendDep) -> SubjectOut:
     """Return a subject."""
-    return to_subject_out(await backend.run(backend.galleries.store.subjects.get, gallery, subject))
+    return to_subject_out(await backend.threads.run(backend.store.subjects.get, gallery, subject))
 
 
 @routes.patch("/{subject}", dependencies=[ENROLL], openapi_extra=example({"name": "Countess of Lovelace"}))
@@ -134,7 +134,7 @@ async def patch_subject(
     """Change the given fields. The others stay."""
     # Null removes a name. Metadata and tags are emptied by {} and [].
     given = {k: v for k, v in body.model_dump(exclude_unset=True).items() if k == "name" or v is not None}
-    patch = backend.galleries.store.subjects.patch
+    patch = backend.store.subjects.patch
     return to_subject_out(await backend.run_on_gallery(gallery, patch, subject, given))
 
 
@@ -144,8 +144,8 @@ async def delete_subject(gallery: GalleryPath, subject: SubjectPath, backend: Ba
 
     The response is a receipt. A repeated request gets the same receipt.
     """
-    receipt = await backend.run_on_gallery(gallery, backend.galleries.store.subjects.delete, subject)
-    backend.galleries.risks.derive_later(await backend.find_gallery(gallery))
+    receipt = await backend.run_on_gallery(gallery, backend.store.subjects.delete, subject)
+    backend.risks.derive_later(await backend.find_gallery(gallery))
     return to_deleted_out(receipt)
 
 
@@ -158,8 +158,8 @@ async def merge_subject(
     Templates and tags move; metadata and the name move where the other subject has none. The response has the receipt,
     and a repeated request gets the same. A merge cannot be undone.
     """
-    done = await backend.run_on_gallery(gallery, backend.galleries.store.subjects.merge, subject, body.into)
-    backend.galleries.risks.derive_later(await backend.find_gallery(gallery.name))
+    done = await backend.run_on_gallery(gallery, backend.store.subjects.merge, subject, body.into)
+    backend.risks.derive_later(await backend.find_gallery(gallery.name))
     return MergedOut(
         subject=to_subject_out(done.into), template_count=done.templates, receipt=to_receipt_out(done.receipt)
     )
@@ -170,8 +170,8 @@ async def list_templates(
     gallery: GalleryDep, subject: SubjectPath, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
 ) -> TemplatesOut:
     """List the templates of a subject, oldest first."""
-    listed = await backend.run(
-        backend.galleries.store.templates.list_page, gallery, subject, open_cursor(gallery.seal, cursor), limit + 1
+    listed = await backend.threads.run(
+        backend.store.templates.list_page, gallery, subject, open_cursor(gallery.seal, cursor), limit + 1
     )
     page, more = paginate(listed, limit, gallery.seal, lambda row: row.pk)
     return TemplatesOut(data=[_template(t) for t in page], next=more)
@@ -182,7 +182,7 @@ async def get_template(
     gallery: GalleryDep, subject: SubjectPath, template: ObjectId, backend: BackendDep
 ) -> TemplateOut:
     """Return a template, without its embedding."""
-    return _template(await backend.run(backend.galleries.store.templates.get, gallery, subject, template))
+    return _template(await backend.threads.run(backend.store.templates.get, gallery, subject, template))
 
 
 @routes.patch("/{subject}/templates/{template}", dependencies=[ENROLL], openapi_extra=example({"subject": "grace"}))
@@ -194,9 +194,9 @@ async def move_template(
     backend: BackendDep,
 ) -> TemplatesOut:
     """Move a template to another subject. The response is the first page of that subject's templates."""
-    await backend.run_on_gallery(gallery, backend.galleries.store.templates.move, subject, template, body.subject)
+    await backend.run_on_gallery(gallery, backend.store.templates.move, subject, template, body.subject)
     current = await backend.find_gallery(gallery.name)
-    backend.galleries.risks.derive_later(current)
+    backend.risks.derive_later(current)
     return await list_templates(current, body.subject, backend)
 
 
@@ -205,8 +205,8 @@ async def delete_template(
     gallery: GalleryPath, subject: SubjectPath, template: ObjectId, backend: BackendDep
 ) -> DeletedOut:
     """Erase a template. The response is a receipt. A repeated request gets the same receipt."""
-    receipt = await backend.run_on_gallery(gallery, backend.galleries.store.templates.delete, subject, template)
-    backend.galleries.risks.derive_later(await backend.find_gallery(gallery))
+    receipt = await backend.run_on_gallery(gallery, backend.store.templates.delete, subject, template)
+    backend.risks.derive_later(await backend.find_gallery(gallery))
     return to_deleted_out(receipt)
 
 
@@ -266,14 +266,14 @@ async def add_decoy(
 async def list_decoys(gallery: GalleryDep, subject: SubjectPath, backend: BackendDep) -> DecoysOut:
     """List the decoys of a subject, oldest first."""
     return DecoysOut(
-        data=[_decoy(d) for d in await backend.run(backend.galleries.store.decoys.list_all, gallery, subject)]
+        data=[_decoy(d) for d in await backend.threads.run(backend.store.decoys.list_all, gallery, subject)]
     )
 
 
 @routes.delete("/{subject}/decoys/{decoy}", dependencies=[ENROLL])
 async def delete_decoy(gallery: GalleryPath, subject: SubjectPath, decoy: ObjectId, backend: BackendDep) -> DeletedOut:
     """Erase a decoy. The response is a receipt. A repeated request gets the same receipt."""
-    receipt = await backend.run_on_gallery(gallery, backend.galleries.store.decoys.delete, subject, decoy)
+    receipt = await backend.run_on_gallery(gallery, backend.store.decoys.delete, subject, decoy)
     return to_deleted_out(receipt)
 
 
@@ -307,12 +307,12 @@ async def picture_response(
 
     Raises SubjectNotFoundError, template_not_found, crop_not_found.
     """
-    crop = await backend.run(backend.galleries.store.templates.crop, gallery, subject, template)
+    crop = await backend.threads.run(backend.store.templates.crop, gallery, subject, template)
     etag = f'"{hashlib.sha256(crop.image).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
     if known is not None and (known.strip() == "*" or etag in known):
         return Response(status_code=304, headers=headers)
-    await backend.operations.audit.crops_read(gallery, [CropOf(subject, template)])
+    await backend.audit.crops_read(gallery, [CropOf(subject, template)])
     return Response(crop.image, headers=headers, media_type=CROP_TYPE)
 
 

@@ -60,26 +60,26 @@ async def get_readiness(backend: BackendDep) -> HealthOut:
     entry was lost. A device thread that has crashed gives 500.
     """
     # The checks have their own threads: a busy node is ready as well.
-    await backend.operations.readiness.check()
+    await backend.readiness.check()
     return HealthOut(version=version("kith-face"))
 
 
 @routes.get("/v1/status", dependencies=[READ_ALL])  # names every gallery
 async def get_status(backend: BackendDep) -> StatusOut:
     """Return the state of this process: readiness checks, queues, jobs, drift, and lag of its indexes."""
-    sample = await asyncio.to_thread(backend.operations.recent_state.latest)
-    drifts = await asyncio.to_thread(backend.galleries.watches.drifts)
-    waiting, lost = backend.operations.audit.backlog()
-    began = backend.operations.metrics.started_at_s
+    sample = await asyncio.to_thread(backend.recent_state.latest)
+    drifts = await asyncio.to_thread(backend.watches.drifts)
+    waiting, lost = backend.audit.backlog()
+    began = backend.metrics.started_at_s
     return StatusOut(
         version=version("kith-face"),
-        model=backend.faces.recognizers.default.pack.model_id,
+        model=backend.recognizers.default.pack.model_id,
         started_at=datetime.fromtimestamp(began, UTC),
         uptime_s=time.time() - began,
-        ready=sample.ready and await backend.operations.readiness.holds(),  # a sample may be some seconds old
-        master_key=await asyncio.to_thread(to_master_key_out, backend.galleries.store.database.vault.master),
-        request_count=backend.operations.metrics.in_progress,
-        queues=[_queue(batcher) for batcher in backend.faces.networks],
+        ready=sample.ready and await backend.readiness.holds(),  # a sample may be some seconds old
+        master_key=await asyncio.to_thread(to_master_key_out, backend.store.database.vault.master),
+        request_count=backend.metrics.in_progress,
+        queues=[_queue(batcher) for batcher in backend.networks],
         audit=AuditBacklogOut(waiting_count=waiting, lost_count=lost),
         drift=drifts,
         **{name: getattr(sample, name) for name in SampleOut.model_fields},
@@ -91,21 +91,21 @@ async def list_models(backend: BackendDep, fpir: Targets = DEFAULT_TARGETS) -> M
     """List the served model packs, their execution providers, and the people that each misses at some FPIRs. All use
     the detector of the first."""
     measured = await asyncio.to_thread(read_measured)
-    served = [_model(backend, recognizer, fpir, measured) for recognizer in backend.faces.recognizers]
+    served = [_model(backend, recognizer, fpir, measured) for recognizer in backend.recognizers]
     return ModelsOut(**vars(served[0]), models=served)
 
 
 def _model(
     backend: Backend, served: ServedRecognizer, targets: Sequence[float], measured: Mapping[str, Calibration]
 ) -> ModelOut:
-    first, judge = backend.faces.recognizers.default, backend.faces.photos.judge
+    first, judge = backend.recognizers.default, backend.photos.judge
     return ModelOut(
         model=served.pack.model_id,
         display_name=served.pack.display_name,
         recognizer=served.fingerprint,
         dimension=served.dimension,
         calibrated=served.calibration is not None,
-        detection=_network(first.pack, backend.faces.detection_network),
+        detection=_network(first.pack, next(iter(backend.networks.values()))),
         recognition=_network(served.pack, served.network),
         liveness=None if judge is None or first is not served else _network(first.pack, judge.network),
         metrics=dict(served.pack.metrics),
@@ -121,7 +121,7 @@ def _model(
 async def get_metrics(backend: BackendDep) -> Response:
     """Return Prometheus metrics of this process since its start."""
     # Not in the threads of requests, so that a busy node can report it.
-    return Response(await asyncio.to_thread(backend.operations.telemetry.text), media_type=CONTENT_TYPE)
+    return Response(await asyncio.to_thread(backend.telemetry.text), media_type=CONTENT_TYPE)
 
 
 def _network(pack: ModelPack, network: Network) -> NetworkOut:

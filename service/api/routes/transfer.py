@@ -77,7 +77,7 @@ async def import_gallery(
         raise
     finally:
         if intake.gallery is not None:
-            backend.galleries.risks.derive_later(intake.gallery)
+            backend.risks.derive_later(intake.gallery)
     return _out(gallery, intake.opened.report)
 
 
@@ -95,7 +95,7 @@ class _Intake:
     def __init__(
         self, backend: Backend, name: str, create: bool, recognizer: str | None, skip: int, snapshot: Gallery | None
     ) -> None:
-        self._galleries, self._recognizers = backend.galleries, backend.faces.recognizers
+        self._backend, self._recognizers = backend, backend.recognizers
         self._name = name
         self._create = create and snapshot is None
         self._recognizer = recognizer
@@ -109,7 +109,7 @@ class _Intake:
         if self._recognizer is None:
             return None
         try:
-            dimension = self._galleries.store.galleries.get(self._name).dimension
+            dimension = self._backend.store.galleries.get(self._name).dimension
         except GalleryNotFoundError:
             if not self._create:
                 raise
@@ -120,14 +120,14 @@ class _Intake:
     def open(self, header: GalleryFileHeader) -> Import:
         if self.opened is None:
             self.gallery = self._with_erasures_of_snapshot(self._find_or_create(header))
-            new = Import(self._galleries.transfers.bulk, self.gallery, self._skip)
+            new = Import(self._backend.transfers.bulk, self.gallery, self._skip)
             new.accept(header)
             self.opened = new
         return self.opened
 
     def _find_or_create(self, header: GalleryFileHeader) -> Gallery:
         try:
-            return self._galleries.store.galleries.get(self._name)
+            return self._backend.store.galleries.get(self._name)
         except GalleryNotFoundError:
             if not self._create:
                 raise
@@ -140,11 +140,11 @@ class _Intake:
         try:
             # Raise before creating: a file of another recognizer must not leave an empty gallery behind.
             check_header(header, self._name, recognizer.fingerprint, recognizer.dimension)
-            return self._galleries.store.galleries.create(
+            return self._backend.store.galleries.create(
                 self._name, recognizer.fingerprint, recognizer.dimension, settings
             )
         except GalleryExistsError:  # created concurrently
-            return self._galleries.store.galleries.get(self._name)
+            return self._backend.store.galleries.get(self._name)
 
     def _with_erasures_of_snapshot(self, current: Gallery) -> Gallery:
         """Raises GalleryNotFoundError: the gallery was deleted, even if a new one has its name."""
@@ -163,7 +163,7 @@ class _Intake:
 
 
 async def _import_lines(backend: Backend, request: Request, unpacker: _Plain | Gunzip, intake: _Intake) -> None:
-    run = backend.galleries.transfers.importing
+    run = backend.transfers.importing.run
     lines = Lines(await run(intake.default_header))
     count = 0
     async for piece in _read_blocks(backend, request, unpacker):
@@ -224,13 +224,13 @@ async def export_gallery(
     crops: Annotated[bool, Query(description="Include the stored face crops.")] = False,
 ) -> StreamingResponse:
     """Export a snapshot of the gallery: subjects, metadata, templates and embeddings."""
-    await backend.galleries.transfers.begin_export()
-    pieces = Export(export(backend.galleries.transfers.bulk, gallery, _settings_document, embeddings, crops))
+    await backend.transfers.begin_export()
+    pieces = Export(export(backend.transfers.bulk, gallery, _settings_document, embeddings, crops))
     try:
-        first = await backend.galleries.transfers.exporting(pieces.next)  # errors are raised before the response begins
-        await backend.operations.audit.write(_export_entry(await backend.find_gallery(gallery), embeddings, crops))
+        first = await backend.transfers.exporting.run(pieces.next)  # errors are raised before the response begins
+        await backend.audit.write(_export_entry(await backend.find_gallery(gallery), embeddings, crops))
     except BaseException:
-        backend.galleries.transfers.end_export(pieces.close)
+        backend.transfers.end_export(pieces.close)
         raise
     return _ExportResponse(
         backend,
@@ -251,7 +251,7 @@ class _ExportResponse(StreamingResponse):
 
     def __init__(self, backend: Backend, first: bytes | None, pieces: Export, **options: Any) -> None:
         super().__init__(_stream(backend, first, pieces), **options)
-        self._end = partial(backend.galleries.transfers.end_export, pieces.close)
+        self._end = partial(backend.transfers.end_export, pieces.close)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -264,7 +264,7 @@ async def _stream(backend: Backend, first: bytes | None, pieces: Export) -> Asyn
     piece = first
     while piece is not None:
         yield piece
-        piece = await backend.galleries.transfers.exporting(pieces.next)
+        piece = await backend.transfers.exporting.run(pieces.next)
 
 
 def _settings_document(gallery: Gallery) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from kith import Kith
 from models.runtime.network import Float
-from service.core.actor import RequestThreads
+from service.core.actor import Threads
 from service.domain.gallery import Hit, Keys
 from service.index.follower import MemoryFollower
 from service.index.joint_search import MAX_PROBES, Found, JointSearch
@@ -41,8 +41,8 @@ class Index:
 
 
 @pytest.fixture
-def threads() -> Iterator[RequestThreads]:
-    with RequestThreads(2) as threads:
+def threads() -> Iterator[Threads]:
+    with Threads(2, "blocking") as threads:
         yield threads
 
 
@@ -50,7 +50,7 @@ def found(start: int, count: int) -> Found:
     return [[Hit(number, 1.0)] for number in range(start, start + count)], 7
 
 
-async def begin(joint: JointSearch, index: Index, threads: RequestThreads) -> asyncio.Task[Found]:
+async def begin(joint: JointSearch, index: Index, threads: Threads) -> asyncio.Task[Found]:
     """Return a search that runs and waits for ``go``."""
     first = asyncio.create_task(joint.run(threads, index.search, PROBES[:1], 3))
     while not index.begun.is_set():
@@ -58,7 +58,7 @@ async def begin(joint: JointSearch, index: Index, threads: RequestThreads) -> as
     return first
 
 
-def test_probes_that_arrive_during_a_search_are_searched_together(threads: RequestThreads) -> None:
+def test_probes_that_arrive_during_a_search_are_searched_together(threads: Threads) -> None:
     async def scenario() -> None:
         index = Index()
         joint = JointSearch()
@@ -75,7 +75,7 @@ def test_probes_that_arrive_during_a_search_are_searched_together(threads: Reque
     asyncio.run(scenario())
 
 
-def test_a_search_takes_a_limited_number_of_probes(threads: RequestThreads) -> None:
+def test_a_search_takes_a_limited_number_of_probes(threads: Threads) -> None:
     async def scenario() -> None:
         index = Index()
         joint = JointSearch()
@@ -93,7 +93,7 @@ def test_a_search_takes_a_limited_number_of_probes(threads: RequestThreads) -> N
     asyncio.run(scenario())
 
 
-def test_a_canceled_request_leaves_the_others_their_search(threads: RequestThreads) -> None:
+def test_a_canceled_request_leaves_the_others_their_search(threads: Threads) -> None:
     async def scenario() -> None:
         index = Index()
         joint = JointSearch()
@@ -110,7 +110,7 @@ def test_a_canceled_request_leaves_the_others_their_search(threads: RequestThrea
     asyncio.run(scenario())
 
 
-def test_a_failure_reaches_all_its_requests_and_no_later_one(threads: RequestThreads) -> None:
+def test_a_failure_reaches_all_its_requests_and_no_later_one(threads: Threads) -> None:
     async def scenario() -> None:
         index = Index()
         joint = JointSearch()

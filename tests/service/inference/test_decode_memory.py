@@ -215,7 +215,7 @@ def test_requests_and_jobs_share_the_memory(
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as backend:
-            photos, recognizer = backend.faces.photos, backend.faces.recognizers.default
+            photos, recognizer = backend.photos, backend.recognizers.default
             requests = [photos.detect(photo) for _ in range(6)]
             jobs = [photos.embed(photo, recognizer, background=True) for _ in range(2)]
             assert all(len(found.faces) == 1 for found in await asyncio.gather(*requests, *jobs))
@@ -233,10 +233,10 @@ def test_a_canceled_photo_keeps_its_memory_until_its_thread_ends(
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as backend:
-            canceled = asyncio.create_task(backend.faces.photos.detect(photo))
+            canceled = asyncio.create_task(backend.photos.detect(photo))
             await until(lambda: gate.inside == 1)
             canceled.cancel()
-            second = asyncio.create_task(backend.faces.photos.detect(photo))
+            second = asyncio.create_task(backend.photos.detect(photo))
             await asyncio.sleep(0.2)
             assert (gate.inside, gate.most) == (1, 1)
             gate.opened.set()

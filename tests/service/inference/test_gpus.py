@@ -62,9 +62,9 @@ def test_not_ready_after_a_gpu_is_lost_until_it_answers_again(tmp_path: Path) ->
             kith: Backend = app.state.backend
             await get_readiness(kith)
             with DevicePool(2) as gpus:
-                audit, store = kith.operations.audit, kith.galleries.store
+                audit, store = kith.audit, kith.store
                 checks = readiness([], gpus, gpus, store, None, audit)
-                lost = replace(kith, operations=replace(kith.operations, readiness=checks))
+                lost = replace(kith, readiness=checks)
                 for _ in range(FAILED_BATCHES):
                     await get_readiness(lost)
                     gpus.record(0, True)

@@ -146,7 +146,7 @@ def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, 
     other = Store(open_database(served.sql_url))
 
     async def search(backend: Backend) -> None:
-        by = backend.faces.recognizers.default
+        by = backend.recognizers.default
         (vector,) = np.eye(1, by.dimension, dtype=np.float32)
 
         def made(subject: str) -> Gallery:
@@ -165,10 +165,10 @@ def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, 
         second = made("after")
         # Names that are still cached are those of the version that the request read.
         assert await found(first) == {"before"}
-        await backend.run(backend.galleries.store.galleries.evict_changed)
+        await backend.threads.run(backend.store.galleries.evict_changed)
         with pytest.raises(GalleryNotFoundError):
             await found(first)
-        assert len(backend.galleries.followers) == 0
+        assert len(backend.followers) == 0
         assert await found(second) == {"after"}
         # A subject that is deleted meanwhile is another matter: an answer is as of when the gallery was read, or later.
         other.subjects.delete(second, "after")
@@ -221,11 +221,11 @@ def test_few_photos_are_held_decoded(
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as backend:
-            photos = backend.faces.photos
+            photos = backend.photos
             asked = [asyncio.create_task(photos.detect(photo)) for _ in range(30)]
             await until(lambda: len(decoded) >= AT_ONCE)
             # Let the threads finish all earlier work.
-            await asyncio.gather(*(backend.run(int) for _ in range(100)))
+            await asyncio.gather(*(backend.threads.run(int) for _ in range(100)))
             assert len(decoded) == AT_ONCE
             gate.set()
             assert all(len(found.faces) for found in await asyncio.gather(*asked))
@@ -256,7 +256,7 @@ def test_only_short_work_of_requests_runs_on_the_event_loop(
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as backend:
-            photos, served = backend.faces.photos, backend.faces.recognizers.default
+            photos, served = backend.photos, backend.recognizers.default
             assert len((await photos.embed(short, served)).faces) == 1
             assert len((await photos.embed(short, served, background=True)).faces) == 1
             assert len((await photos.embed(whole, served)).faces) == 1
@@ -285,7 +285,7 @@ def test_only_a_photo_without_a_confident_face_is_detected_again(
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as backend:
-            photos, served = backend.faces.photos, backend.faces.recognizers.default
+            photos, served = backend.photos, backend.recognizers.default
             assert len((await photos.detect(jpeg(astronaut), "medium")).faces) == 1
             assert taken == [1]
             assert (await photos.detect(jpeg(nobody), "low")).faces == []
@@ -307,7 +307,7 @@ def test_a_full_queue_does_not_end_a_search_that_was_admitted(
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch, max_images=4) as backend:
-            asked = [asyncio.create_task(backend.faces.photos.detect(photo, "high")) for _ in range(4)]
+            asked = [asyncio.create_task(backend.photos.detect(photo, "high")) for _ in range(4)]
             assert [len(found.faces) for found in await asyncio.gather(*asked)] == [6] * 4
 
     asyncio.run(main())
@@ -325,7 +325,7 @@ def test_the_memory_of_tiles_is_reserved(tmp_path: Path, monkeypatch: pytest.Mon
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as backend:
             for detail in ("medium", "high"):
-                await backend.faces.photos.detect(photo, detail)
+                await backend.photos.detect(photo, detail)
 
     asyncio.run(main())
     medium, high = reserved
@@ -346,7 +346,7 @@ def test_a_search_of_tiles_ends_with_the_deadline(tmp_path: Path, monkeypatch: p
         async with serving(tmp_path, monkeypatch) as backend:
             with Deadline(1.0) as patience, pytest.raises(DeadlineExceededError):
                 patience.begin()
-                await backend.faces.photos.detect(photo, "high")
+                await backend.photos.detect(photo, "high")
 
     asyncio.run(main())
     assert sum(Counting.taken) < 80  # of about 200
@@ -365,12 +365,12 @@ def test_a_request_waiting_for_a_thread_is_answered_by_the_deadline(
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as backend:
-            asked = [asyncio.create_task(backend.faces.photos.detect(photo)) for _ in range(20)]
+            asked = [asyncio.create_task(backend.photos.detect(photo)) for _ in range(20)]
             await asyncio.sleep(0)
             with Deadline(0.05) as patience, pytest.raises(DeadlineExceededError):
                 patience.begin()
                 async with asyncio.timeout(60):
-                    await backend.faces.photos.detect(photo)
+                    await backend.photos.detect(photo)
             asked.pop().cancel()
             gate.set()
             assert all(len(found.faces) for found in await asyncio.gather(*asked))
@@ -396,7 +396,7 @@ def test_a_request_alone_has_room_for_all_its_faces(tmp_path: Path, monkeypatch:
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch, threads=1, max_images=3) as backend:
-            batcher = backend.faces.recognizers.default.batcher
+            batcher = backend.recognizers.default.batcher
             asked = [asyncio.create_task(batcher.submit(faces)) for _ in range(3)]
             # The first batch may hold any number of the eighteen faces.
             await until(lambda: batcher.waiting + sum(taken) >= 18 or any(one.done() for one in asked))
