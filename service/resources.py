@@ -123,8 +123,8 @@ def open_milvus(settings: Settings, database: Database) -> MilvusEngine | None:
     settings.check_extras()
     if settings.milvus_uri is None:
         return None
-    from service.index.milvus import MilvusOptions  # optional dependency, slow to import
+    from service.index.milvus import Milvus  # optional dependency, slow to import
     from service.index.milvus_follower import MilvusEngine
 
     token = settings.milvus_token.get_secret_value() if settings.milvus_token else ""
-    return MilvusEngine(MilvusOptions(settings.milvus_uri, token), SharedIndexes(database))
+    return MilvusEngine(Milvus(settings.milvus_uri, token), SharedIndexes(database))

@@ -99,7 +99,7 @@ async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Ba
         stack.callback(store.close)
         database, clock = store.database, Clock()
         shared_engine = open_milvus(settings, database)
-        followers = _open_followers(stack, settings, store, shared_engine)
+        followers = await _open_followers(stack, settings, store, shared_engine)
         calibrations = {served.fingerprint: served.calibration for served in photos.recognizers}
         risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
         stack.callback(risks.close)
@@ -270,13 +270,15 @@ def _log_networks(packs: Sequence[ModelPack], opened: Sequence[tuple[ModelPack, 
             log.info("%s by %s in %s: %s", file, network.engine, network.precision, network.reason)
 
 
-def _open_followers(stack: AsyncExitStack, settings: Settings, store: Store, milvus: MilvusEngine | None) -> Followers:
+async def _open_followers(
+    stack: AsyncExitStack, settings: Settings, store: Store, milvus: MilvusEngine | None
+) -> Followers:
     in_memory = in_process(store, "gpu" if milvus is None and settings.wish.wants_gpu and finds_gpu() else "cpu")
     if milvus is None:
         followers = Followers(in_memory, settings.index_memory, QUEUE_SIZE)
     else:
         stack.callback(milvus.close)
-        milvus.start()
+        await stack.enter_async_context(milvus)
         shared = milvus.follower
         # Strangers are few: a server compares them by itself.
         followers = Followers(lambda one: (shared if one.companion_of is None else in_memory)(one), None, QUEUE_SIZE)

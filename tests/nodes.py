@@ -9,7 +9,7 @@ import numpy as np
 from models.runtime.network import Float
 from service.domain.gallery import NewTemplate, SubjectFilter
 from service.index.follower import Follower, Followers, in_process
-from service.index.milvus import MilvusOptions
+from service.index.milvus import Milvus
 from service.index.milvus_follower import MilvusEngine, MilvusFollower
 from service.storage.repositories.shared_indexes import SharedIndexes
 from service.storage.repositories.store import Store
@@ -20,7 +20,7 @@ from tests.service.index.test_gallery import brute_force
 class Node:
     """Components of a server process: a database, and an engine for its indexes."""
 
-    def __init__(self, url: str, milvus: MilvusOptions | None) -> None:
+    def __init__(self, url: str, milvus: Milvus | None) -> None:
         database = open_database(url)
         self.url = url
         self.store = Store(database)

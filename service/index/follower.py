@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from models.runtime.network import Float
-from service.core.errors import GalleryMovedError, GalleryNotFoundError, OverloadedError
+from service.core.errors import GalleryMovedError, GalleryNotFoundError, IndexUnavailableError, OverloadedError
 from service.domain.fusion import subject_vectors
 from service.domain.gallery import Gallery, GallerySettings, Hit, Keys, LogTrimmedError, Snapshot
 from service.index.faiss_structures import lower_thread_priority, trainer_for
@@ -124,12 +125,14 @@ class Followers:
             return follower
         if not follower.loaded and follower.waiting >= self._max_waiting:
             raise OverloadedError(f"{follower.waiting} requests are waiting for the gallery to be loaded")
-        arrived = follower.begun
+        arrived, arrived_s = follower.begun, time.monotonic()
         follower.waiting += 1
         try:
             async with follower.turn:
                 if follower.ended > arrived:
                     return follower
+                if follower.failed is not None and follower.failed[0] > arrived_s:
+                    raise IndexUnavailableError(follower.failed[1])  # it would fail again, after another timeout
                 follower.begun = begun = follower.begun + 1
                 if follower.loaded or gallery.templates < LARGE_TEMPLATES:
                     await self._in_thread(follower, gallery)
@@ -142,7 +145,11 @@ class Followers:
         return follower
 
     async def _in_thread(self, follower: Follower, gallery: Gallery) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, follower.catch_up, gallery.version)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._threads, follower.catch_up, gallery.version)
+        except IndexUnavailableError as error:
+            follower.failed = (time.monotonic(), error.detail)
+            raise
         follower.loaded = True
 
     def drop(self, gallery: Gallery) -> None:
@@ -206,6 +213,8 @@ class Follower(ABC):
         self.loaded = False
         self.turn = asyncio.Lock()
         self.begun = self.ended = self.waiting = 0
+        self.failed: tuple[float, str] | None = None
+        """Time of the last failure on the monotonic clock, and its reason."""
         self.joint = JointSearch()
 
     @abstractmethod

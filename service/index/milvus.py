@@ -11,13 +11,13 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import grpc
 import numpy as np
 from pymilvus import DataType, MilvusClient, MilvusException
+from pymilvus.milvus_client import IndexParams
 
 from models.runtime.network import Float
 from service.core.errors import IndexUnavailableError
@@ -40,43 +40,26 @@ INDEX: Final = "FLAT"
 """Index type of Milvus. It compares every vector of a gallery, so that answers are those of the index in process."""
 
 
-@dataclass(frozen=True)
-class MilvusOptions:
-    """Address of Milvus, and prefix of collection names. ``timeout_s``: limit of one call."""
-
-    uri: str
-    token: str = ""
-    prefix: str = "kith"
-    timeout_s: float = 10.0
-
-
-@dataclass(frozen=True)
-class Place:
-    """Content of a collection."""
-
-    fingerprint: str
-    dimension: int
-    generation: int
-
-
 class Milvus:
-    """Connection, opened on first use. Safe to share between threads."""
+    """Connection, opened on first use. Safe to share between threads.
 
-    def __init__(self, options: MilvusOptions) -> None:
-        self.options = options
-        self.timeout_s = options.timeout_s
+    ``prefix``: of the names of collections. ``timeout_s``: limit of one call.
+    """
+
+    def __init__(self, uri: str, token: str = "", prefix: str = "kith", timeout_s: float = 10.0) -> None:
+        self._uri, self._token, self.prefix, self._timeout_s = uri, token, prefix, timeout_s
         self._client: MilvusClient | None = None
         self._refused: tuple[float, Exception] | None = None
         self._lock = threading.Lock()
 
     def check(self) -> None:
         """Check that Milvus answers. Raises IndexUnavailableError."""
-        self.call(lambda client: client.list_collections(timeout=self.timeout_s))
+        self.call("list_collections")
 
-    def call(self, function: Callable[[MilvusClient], Any]) -> Any:
-        """Call a function with the client and return its result. Raises IndexUnavailableError."""
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the client and return its result. Raises IndexUnavailableError."""
         try:
-            return function(self._connected())
+            return getattr(self._connected(), method)(*arguments, **options, timeout=self._timeout_s)
         except (MilvusException, grpc.RpcError) as error:
             raise _unavailable(error) from error
 
@@ -89,9 +72,7 @@ class Milvus:
             if self._refused and time.monotonic() < self._refused[0] + RETRY_S:
                 raise self._refused[1]
             try:
-                self._client = MilvusClient(
-                    uri=self.options.uri, token=self.options.token, timeout=self.timeout_s, dedicated=True
-                )
+                self._client = MilvusClient(self._uri, token=self._token, timeout=self._timeout_s, dedicated=True)
             except (MilvusException, grpc.RpcError) as error:
                 self._refused = (time.monotonic(), error)
                 raise
@@ -103,71 +84,46 @@ class Milvus:
                 self._client.close()
                 self._client = None
 
-    def collection(self, place: Place) -> Collection:
-        """Return the collection behind a fixed alias; create it if missing.
+    def collection(self, fingerprint: str, dimension: int, generation: int) -> Collection:
+        """Return the collection of a recognizer and generation; create it if missing. Raises IndexUnavailableError.
 
-        If several nodes create it at the same time, one succeeds. Its name has a random suffix, so that a recreated
-        collection is not mistaken for one that has already applied changes.
+        Its name has a random suffix, so that a recreated collection is not mistaken for one that has already applied
+        changes. If several nodes create one at the same time, a sweep drops all but the first.
         """
-        alias = (
-            f"{self.options.prefix}_subjects_{place.fingerprint[:16]}_{place.dimension}_g{place.generation}"
-            f"_{INDEX.lower()}"
-        )
-        found = self._behind(alias)
-        if found is None:
-            made = f"{alias}_{uuid.uuid4().hex[:12]}"
-            self.call(lambda client: _create(client, made, place.dimension, self.options))
-            try:
-                self.call(lambda client: client.create_alias(made, alias, timeout=self.timeout_s))
-            except IndexUnavailableError:
-                found = self._behind(alias)
-                self.call(lambda client: client.drop_collection(made, timeout=self.timeout_s))
-                if found is None:
-                    raise
-        return Collection(self, found or made)
+        place = f"{fingerprint[:16]}_{dimension}_g{generation}_{INDEX.lower()}"
+        if not any(found.place == place for found in self.collections()):
+            name = f"{self.prefix}_subjects_{place}_{uuid.uuid4().hex[:12]}"
+            self._create(name, dimension)
+        for found in self.collections():
+            if found.place == place:
+                return found
+        raise IndexUnavailableError("Milvus: a new collection was dropped")
 
-    def _behind(self, alias: str) -> str | None:
-        try:
-            return str(
-                self.call(lambda client: client.describe_alias(alias, timeout=self.timeout_s))["collection_name"]
-            )
-        except IndexUnavailableError as error:
-            if "not exist" in error.detail or "not found" in error.detail:
-                return None
-            raise
+    def collections(self) -> list[Collection]:
+        """Return all collections of this installation, by name."""
+        named = re.compile(rf"{re.escape(self.prefix)}_subjects_(([0-9a-f]+)_\d+_g(\d+)_[a-z0-9]+)_[0-9a-f]+")
+        names = sorted(self.call("list_collections"))
+        parted = [(name, parts) for name in names if (parts := named.fullmatch(name))]
+        return [Collection(self, name, parts[1], parts[2], int(parts[3])) for name, parts in parted]
 
-    def collections(self) -> Iterator[tuple[Place, Collection]]:
-        """Yield all collections of this installation."""
-        named = re.compile(rf"{re.escape(self.options.prefix)}_subjects_([0-9a-f]+)_(\d+)_g(\d+)_[a-z0-9]+_[0-9a-f]+")
-        for name in self.call(lambda client: client.list_collections(timeout=self.timeout_s)):
-            if parts := named.fullmatch(name):
-                yield Place(parts[1], int(parts[2]), int(parts[3])), Collection(self, name)
-
-
-def _create(client: MilvusClient, name: str, dimension: int, options: MilvusOptions) -> None:
-    schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
-    schema.add_field("key", DataType.INT64, is_primary=True)
-    schema.add_field("gallery", DataType.INT64, is_partition_key=True)
-    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
-    index = client.prepare_index_params()
-    index.add_index("vector", index_type=INDEX, metric_type="IP")
-    client.create_collection(
-        name,
-        schema=schema,
-        index_params=index,
-        num_partitions=PARTITIONS,
-        consistency_level="Strong",
-        timeout=options.timeout_s,
-    )
+    def _create(self, name: str, dimension: int) -> None:
+        schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("key", DataType.INT64, is_primary=True)
+        schema.add_field("gallery", DataType.INT64, is_partition_key=True)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
+        options: dict[str, Any] = {"num_partitions": PARTITIONS, "consistency_level": "Strong"}
+        self.call("create_collection", name, schema=schema, index_params=_index(), **options)
 
 
 class Collection:
-    """Rows in Milvus: (key of a subject, gallery, vector)."""
+    """Rows in Milvus, (key of a subject, gallery, vector), of the recognizer and generation that ``place`` names."""
 
-    def __init__(self, milvus: Milvus, name: str) -> None:
+    def __init__(self, milvus: Milvus, name: str, place: str, fingerprint: str, generation: int) -> None:
+        self.place = place
+        self.fingerprint = fingerprint
+        self.generation = generation
         self._milvus = milvus
         self._name = name
-        self._timeout_s = milvus.timeout_s
 
     @property
     def engine(self) -> str:
@@ -181,8 +137,7 @@ class Collection:
             for key, vector in zip(keys.tolist(), vectors, strict=True)
         ]
         for start in range(0, len(rows), ROWS_PER_REQUEST):
-            some = rows[start : start + ROWS_PER_REQUEST]
-            self._call(lambda client: client.upsert(self._name, some, timeout=self._timeout_s))  # noqa: B023
+            self._call("upsert", rows[start : start + ROWS_PER_REQUEST])
 
     def remove(self, keys: Iterable[int]) -> None:
         """Delete the rows with these keys."""
@@ -190,27 +145,21 @@ class Collection:
             self.remove_where(f"key in {some}")
 
     def remove_where(self, where: str) -> None:
-        self._call(lambda client: client.delete(self._name, filter=where, timeout=self._timeout_s))
+        self._call("delete", filter=where)
 
     def drop(self) -> None:
         """Drop the collection; the next use creates and fills it again."""
-
-        def remove(client: MilvusClient) -> None:
-            for alias in client.list_aliases(self._name, timeout=self._timeout_s)["aliases"]:
-                client.drop_alias(alias, timeout=self._timeout_s)
-            client.drop_collection(self._name, timeout=self._timeout_s)
-
-        self._call(remove)
+        self._milvus.call("drop_collection", self._name)
 
     def keys(self, where: str) -> set[int]:
-        return {row["key"] for row in self._query(where, ["key"])}
+        return set(self._query(where, "key"))
 
     def galleries(self, where: str) -> set[int]:
         """Return gallery keys of matching rows, possibly not all."""
-        return {row["gallery"] for row in self._query(where, ["gallery"], limit=MAX_RESULTS)}
+        return set(self._query(where, "gallery", limit=MAX_RESULTS))
 
     def count(self, where: str) -> int:
-        return int(self._query(where, ["count(*)"])[0]["count(*)"])
+        return int(self._query(where, "count(*)")[0])
 
     def search(self, probes: Float, limit: int, where: str, settled: bool) -> list[list[Hit]]:
         """Return the ``limit`` most similar subjects of each (d,) probe, best first; at most MAX_RESULTS.
@@ -218,42 +167,35 @@ class Collection:
         ``settled``: all changes that must be visible are older than the bounded staleness.
         """
         answers = self._call(
-            lambda client: client.search(
-                self._name,
-                data=list(np.ascontiguousarray(probes, np.float32)),
-                filter=where,
-                limit=min(MAX_RESULTS, limit),
-                search_params={"metric_type": "IP"},
-                consistency_level="Bounded" if settled else "Strong",
-                timeout=self._timeout_s,
-            )
+            "search",
+            data=list(np.ascontiguousarray(probes, np.float32)),
+            filter=where,
+            limit=min(MAX_RESULTS, limit),
+            search_params={"metric_type": "IP"},
+            consistency_level="Bounded" if settled else "Strong",
         )
         return [[Hit(hit["key"], hit["distance"]) for hit in hits] for hits in answers]
 
-    def _query(self, where: str, fields: list[str], **options: int) -> Sequence[Any]:
-        rows: Sequence[Any] = self._call(
-            lambda client: client.query(
-                self._name,
-                filter=where,
-                output_fields=fields,
-                consistency_level="Strong",
-                timeout=self._timeout_s,
-                **options,
-            )
-        )
-        return rows
+    def _query(self, where: str, field: str, **options: int) -> list[Any]:
+        rows = self._call("query", filter=where, output_fields=[field], consistency_level="Strong", **options)
+        return [row[field] for row in rows]
 
-    def _call(self, function: Callable[[MilvusClient], Any]) -> Any:
-        def loaded(client: MilvusClient) -> Any:
-            try:
-                return function(client)
-            except MilvusException as error:
-                if error.code != NOT_LOADED:
-                    raise
-                client.load_collection(self._name, timeout=self._timeout_s)
-                return function(client)
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        try:
+            return self._milvus.call(method, self._name, *arguments, **options)
+        except IndexUnavailableError as error:
+            if getattr(error.__cause__, "code", None) != NOT_LOADED:
+                raise
+        if not self._milvus.call("list_indexes", self._name):  # its creation was cut short
+            self._milvus.call("create_index", self._name, _index())
+        self._milvus.call("load_collection", self._name)
+        return self._milvus.call(method, self._name, *arguments, **options)
 
-        return self._milvus.call(loaded)
+
+def _index() -> IndexParams:
+    params = MilvusClient.prepare_index_params()
+    params.add_index("vector", index_type=INDEX, metric_type="IP")
+    return params
 
 
 def parts(keys: list[int]) -> Iterator[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -12,12 +13,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from models.runtime.network import Float
-from service.core.errors import GalleryNotFoundError, IndexUnavailableError, KithError
+from service.core.errors import GalleryNotFoundError, IndexUnavailableError
+from service.core.periodic import PeriodicTask
 from service.domain.fusion import subject_vectors
-from service.domain.gallery import Gallery, Hit, Keys, Snapshot
+from service.domain.gallery import Gallery, Hit, Keys
 from service.index.follower import Follower
-from service.index.milvus import NOT_FOUND, Collection, Milvus, MilvusOptions, Place, parts
-from service.storage.repositories.shared_indexes import Position, SharedIndexes, Turn
+from service.index.milvus import NOT_FOUND, Collection, Milvus, parts
+from service.storage.repositories.shared_indexes import Batch, Position, SharedIndexes, Turn
+from service.storage.repositories.store import Store
 
 SETTLED_S: Final = 15.0
 """Age after which changes are visible with bounded consistency: three times Milvus' ``common.gracefulTime``."""
@@ -28,11 +31,12 @@ log = logging.getLogger(__name__)
 
 
 class _Reached(NamedTuple):
-    """Collection to search, its minimum position in the change log, and the time when that was read."""
+    """Collection to search, its number of subjects, its minimum position in the log, and when that was read."""
 
     collection: Collection
+    subject_count: int
     position: Position
-    since: float
+    since_s: float
 
 
 class MilvusFollower(Follower):
@@ -46,41 +50,33 @@ class MilvusFollower(Follower):
         self._milvus = milvus
         self._shared = shared
         self._gallery = gallery
+        self._own = f"gallery == {gallery.pk}"
         self._collection: Collection | None = None
         self._lock = threading.Lock()
-        self._failed: tuple[float, IndexUnavailableError] | None = None
         self._latest: _Reached | None = None
-        self._counted: tuple[_Reached, int] | None = None
 
     def is_at(self, version: int) -> bool:
         return False  # other nodes change the position too
 
     def catch_up(self, version: int | None = None) -> None:
-        collection = self.opened()
-        position = self._shared.position(self._gallery, collection.engine)
-        if position.behind:
-            asked = time.monotonic()
-            # One thread of this process waits for the turn, so that the others keep no database connection busy.
-            with self._lock, self._reopening_if_dropped():
-                # Fail at once if a concurrent attempt failed, instead of waiting for another timeout.
-                if self._failed and self._failed[0] > asked:
-                    raise IndexUnavailableError(self._failed[1].detail)
-                self._apply_up_to(collection, position.last)
-            position = self._shared.position(self._gallery, collection.engine)
-        latest = self._latest
-        if latest is None or (latest.collection is not collection or latest.position != position):
-            self._latest = _Reached(collection, position, time.monotonic())
+        # One thread of this process waits for the turn, so that the others keep no database connection busy.
+        with self._lock, self._reopening_if_dropped():
+            collection = self.opened()
+            position = self._apply_all(collection)
+            latest = self._latest
+            if latest is None or (latest.collection is not collection or latest.position != position):
+                self._latest = _Reached(collection, collection.count(self._own), position, time.monotonic())
 
     def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
         reached = self._latest  # a concurrent catch-up must not change it during the search
         assert reached is not None  # noqa: S101 - a search follows a catch-up
-        within = [self._own]
-        if among is not None:
-            within = [f"{self._own} and key in {some}" for some in parts(among.tolist())]
-        settled = time.monotonic() - reached.since > SETTLED_S
+        within, compared = [self._own], reached.subject_count
+        settled = time.monotonic() - reached.since_s > SETTLED_S
         hits: list[list[Hit]] = [[] for _ in probes]
         with self._reopening_if_dropped():
-            compared = self._count(reached) if among is None else sum(map(reached.collection.count, within))
+            if among is not None:
+                within = [f"{self._own} and key in {some}" for some in parts(among.tolist())]
+                compared = sum(map(reached.collection.count, within))
             for where in within if compared else []:
                 for start in range(0, len(probes), PROBES_PER_REQUEST):
                     some = probes[start : start + PROBES_PER_REQUEST]
@@ -95,17 +91,11 @@ class MilvusFollower(Follower):
     def close(self) -> None:
         pass
 
-    @property
-    def _own(self) -> str:
-        return f"gallery == {self._gallery.pk}"
-
     def opened(self) -> Collection:
         """Return the gallery's collection; create it if missing. Raises IndexUnavailableError."""
         if self._collection is None:
             gallery = self._gallery
-            self._collection = self._milvus.collection(
-                Place(gallery.fingerprint, gallery.dimension, gallery.generation)
-            )
+            self._collection = self._milvus.collection(gallery.fingerprint, gallery.dimension, gallery.generation)
         return self._collection
 
     @contextmanager
@@ -118,119 +108,92 @@ class MilvusFollower(Follower):
                 self._collection = None
             raise
 
-    def _apply_up_to(self, collection: Collection, last: int) -> None:
-        try:
-            self._follow(collection, last)
-        except IndexUnavailableError as error:
-            self._failed = (time.monotonic(), error)
-            raise
-        except GalleryNotFoundError:
-            # This thread may have written rows after the deletion of the gallery removed them.
-            collection.remove_where(self._own)
-            raise
-
-    def _follow(self, collection: Collection, last: int) -> None:
-        while True:
-            position = self._shared.position(self._gallery, collection.engine)
-            if position.applied is not None and position.applied >= last:
-                return
+    def _apply_all(self, collection: Collection) -> Position:
+        """Apply what was committed before this call, and return the position then."""
+        position = self._shared.position(self._gallery, collection.engine)
+        last = position.last
+        while position.applied is None or position.applied < last:
             with self._shared.turn(self._gallery, collection.engine) as turn:
-                if turn.position.applied is None:
-                    self.pass_on(collection, turn)
-                elif turn.position.behind:
-                    changed, now = turn.next_changes()
-                    self.apply(collection, changed, now)
-                    turn.advance(now.sequence)
+                self.step(collection, turn)
+            position = self._shared.position(self._gallery, collection.engine)
+        return position
 
-    def pass_on(self, collection: Collection, turn: Turn) -> None:
-        """Copy the next batch of subjects during the initial load."""
-        until, now = turn.next_subjects()
-        keys = self._put(collection, now)
-        within = f"{self._own} and key > {turn.position.scanned}" + ("" if until is None else f" and key <= {until}")
-        collection.remove(collection.keys(within) - keys)
-        turn.record_scan(until)
+    def step(self, collection: Collection, turn: Turn) -> None:
+        """Apply the next batch, if there is one: replace the rows of its subjects by their current ones."""
+        if turn.position.behind:
+            batch = turn.next()
+            try:
+                self.apply(collection, batch)
+                turn.record(batch)
+            except GalleryNotFoundError:
+                # This thread may have written rows after the deletion of the gallery removed them.
+                collection.remove_where(self._own)
+                raise
 
-    def apply(self, collection: Collection, changed: set[int], now: Snapshot) -> None:
-        """Replace the rows of changed subjects by their current ones."""
-        collection.remove(changed - self._put(collection, now))
-
-    def _put(self, collection: Collection, now: Snapshot) -> set[int]:
+    def apply(self, collection: Collection, batch: Batch) -> None:
+        """Replace the rows of a batch's subjects by their current ones."""
+        now, changed = batch.now, batch.changed
         keys = np.unique(now.subject_pks)
         collection.put(self._gallery.pk, keys, subject_vectors(now.vectors, now.subject_pks, now.qualities))
-        return set(keys.tolist())
-
-    def _count(self, reached: _Reached) -> int:
-        """Count the subjects of the gallery, once after each change."""
-        counted = self._counted
-        if counted is None or counted[0] is not reached:
-            counted = self._counted = (reached, reached.collection.count(self._own))
-        return counted[1]
+        if changed is None:
+            end = "" if batch.until is None else f" and key <= {batch.until}"
+            changed = collection.keys(f"{self._own} and key > {batch.after}{end}")
+        collection.remove(changed - set(keys.tolist()))
 
 
-class MilvusEngine:
-    """Factory of followers in Milvus, and sweeper of rows of deleted galleries.
+class MilvusEngine(PeriodicTask):
+    """Factory of followers in Milvus. In the background it removes rows of deleted galleries and shortens change logs.
 
-    Rows are removed with their gallery, and by a background sweep in case a node or Milvus failed in between.
+    Rows are removed with their gallery, and later in case a node or Milvus failed in between.
     """
 
-    def __init__(self, options: MilvusOptions, shared: SharedIndexes) -> None:
-        self.options = options
-        self._milvus = Milvus(options)
+    def __init__(self, milvus: Milvus, shared: SharedIndexes) -> None:
+        super().__init__(SWEEP_S, "cleaning up Milvus failed and is retried later", log)
+        self.milvus = milvus
         self._shared = shared
         self._served: set[str] = set()
-        self._stop = threading.Event()
-        self._sweeper = threading.Thread(target=self._sweep_at_times, name="milvus-sweeper", daemon=True)
-        self.check = self._milvus.check
-        self.start = self._sweeper.start
-
-    def close(self) -> None:
-        self._stop.set()
-        if self._sweeper.ident is not None:
-            self._sweeper.join()
-        self._milvus.close()
+        self.check = self.milvus.check
+        self.close = self.milvus.close
 
     def follower(self, gallery: Gallery) -> MilvusFollower:
         self._served.add(gallery.name)
-        return MilvusFollower(self._milvus, self._shared, gallery)
+        return MilvusFollower(self.milvus, self._shared, gallery)
 
     def forget(self, gallery: Gallery) -> None:
         """Remove the rows of a deleted gallery. If Milvus is away, a later sweep removes them."""
         try:
-            for _, collection in self._milvus.collections():
+            for collection in self.milvus.collections():
                 collection.remove_where(f"gallery == {gallery.pk}")
         except IndexUnavailableError as error:
-            log.warning(
-                "rows of deleted gallery %d are still in the index; a later sweep removes them: %s",
-                gallery.pk,
-                error.detail,
-            )
+            about = "rows of deleted gallery %d are still in the index; a later sweep removes them: %s"
+            log.warning(about, gallery.pk, error.detail)
 
     def sweep(self) -> None:
-        """Remove the rows of deleted galleries and generations. Raises IndexUnavailableError."""
-        for place, collection in self._milvus.collections():
-            while not self._stop.is_set():
-                living = self._shared.live_galleries(place.generation, place.fingerprint)
+        """Remove the rows of deleted galleries and generations, and doubles. Raises IndexUnavailableError."""
+        places = set[str]()
+        for collection in self.milvus.collections():
+            if collection.place in places:
+                collection.drop()
+                continue
+            places.add(collection.place)
+            while not self._stopping:
+                living = self._shared.live_galleries(collection.generation, collection.fingerprint)
                 found = collection.galleries(f"gallery not in {sorted(living)}")
                 # Check again: a new gallery may be missing from the first list. Keys are never reused.
-                gone = found - self._shared.live_galleries(place.generation, place.fingerprint)
+                gone = found - self._shared.live_galleries(collection.generation, collection.fingerprint)
                 if not gone:
                     break
                 collection.remove_where(f"gallery in {sorted(gone)}")
 
     def shorten_logs(self) -> None:
         """Trim the change logs of galleries served here. Raises StorageError."""
+        store = Store(self._shared.database)
         for name in sorted(self._served):
             try:
-                self._shared.trim_log(name)
+                store.changes.trim(store.galleries.get(name))
             except GalleryNotFoundError:
                 self._served.discard(name)
 
-    def _sweep_at_times(self) -> None:
-        while True:
-            for task in (self.sweep, self.shorten_logs):
-                try:
-                    task()
-                except KithError as error:
-                    log.warning("cleaning up Milvus failed and is retried later: %s", error.detail)
-            if self._stop.wait(SWEEP_S):
-                return
+    async def _look(self) -> None:
+        await asyncio.to_thread(self.shorten_logs)
+        await asyncio.to_thread(self.sweep)

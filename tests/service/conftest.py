@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.index.milvus import MilvusOptions
+from service.index.milvus import Milvus
 from service.storage.db.engine import Database
 from tests.databases import open_database
 from tests.nodes import Node, Nodes
@@ -42,7 +42,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
         if engine != "faiss":
             lite = engine == "milvus lite"
             found = uri or request.getfixturevalue("milvus_lite" if lite else "milvus_server")
-            options = MilvusOptions(getattr(found, "uri", found), prefix=prefix, timeout_s=timeout_s)
+            options = Milvus(getattr(found, "uri", found), prefix=prefix, timeout_s=timeout_s)
         made.append(Node(url, options))
         return made[-1]
 

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -31,7 +31,6 @@ from service.storage.db.engine import Database, deleted_meanwhile
 from service.storage.db.file_system import LOCAL_DISK_REMEDY
 from service.storage.db.tables import galleries, generations, index_states, last_change, subjects, templates
 from service.storage.repositories.change_log import read_changes, read_snapshot
-from service.storage.repositories.store import Store
 
 LINES_PER_TURN: Final = 1000
 SUBJECTS_PER_TURN: Final = 1000
@@ -46,7 +45,6 @@ class Position:
     """Last applied sequence number; None before the end of a scan."""
     scanned: int
     """Key of the last subject that a scan has copied."""
-    written_at: datetime | None
     last: int
 
     @property
@@ -54,15 +52,26 @@ class Position:
         return self.applied is None or self.applied < self.last
 
 
+class Batch(NamedTuple):
+    """Current templates of some subjects: those that lines of the log name (``changed``), or during a scan those with
+    keys above ``after`` up to ``until``, None at its end.
+    """
+
+    now: Snapshot
+    changed: set[int] | None
+    after: int = 0
+    until: int | None = None
+
+
 class SharedIndexes:
     """Positions and turns by gallery and engine, a name of at most 32 characters that identifies the index."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
 
     def position(self, gallery: Gallery, engine: str) -> Position:
         """Raises GalleryNotFoundError."""
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             return _position(connection, gallery, engine)
 
     @contextmanager
@@ -73,34 +82,29 @@ class SharedIndexes:
 
         Raises GalleryNotFoundError, StorageError.
         """
-        write = partial(self._database.write, deleted_meanwhile(gallery))
+        write = partial(self.database.write, deleted_meanwhile(gallery))
         with self._file_lock():
             with write() as connection:
                 while not _lock_row(connection, gallery, engine):
                     pass  # the row was deleted while this node waited for its lock
-                if self._database.file is None:
+                if self.database.file is None:
                     yield Turn(lambda: nullcontext(connection), lambda: nullcontext(connection), gallery, engine)
                     return
-            yield Turn(self._database.read, write, gallery, engine)
+            yield Turn(self.database.read, write, gallery, engine)
 
     @contextmanager
     def _file_lock(self) -> Iterator[None]:
         """Exclude all other threads and processes on SQLite. Their turns end, because calls of an index time out."""
-        if self._database.file is None:
+        if self.database.file is None:
             yield
             return
-        path = self._database.file.with_name(f"{self._database.file.name}-turn")
+        path = self.database.file.with_name(f"{self.database.file.name}-turn")
         with path.open("ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError as error:
                 raise StorageError(f"{path} cannot be locked: {error.strerror}", LOCAL_DISK_REMEDY) from error
             yield
-
-    def trim_log(self, name: str) -> None:
-        """Trim a gallery's change log. Raises GalleryNotFoundError, StorageError."""
-        store = Store(self._database)
-        store.changes.trim(store.galleries.get(name))
 
     def live_galleries(self, generation: int, fingerprint: str) -> set[int]:
         """Return the keys of galleries whose generation has a recognizer with this fingerprint prefix."""
@@ -109,7 +113,7 @@ class SharedIndexes:
             generations.c.fingerprint.startswith(fingerprint, autoescape=True),
             generations.c.state != "dropped",
         )
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             return set(connection.execute(query).scalars())
 
 
@@ -122,40 +126,34 @@ class Turn:
         with read() as connection:
             self.position = _position(connection, gallery, engine)
 
-    def next_subjects(self) -> tuple[int | None, Snapshot]:
-        """Return the last key of the next subjects of a scan, None if it ends with them, and their templates."""
-        query = (
-            sa.select(subjects.c.pk)
-            .where(subjects.c.gallery_pk == self._gallery.pk, subjects.c.pk > self.position.scanned)
-            .order_by(subjects.c.pk)
-            .limit(SUBJECTS_PER_TURN)
-        )
-        if not self.position.scanned:  # a new index, or one that the log was trimmed past: follow from here on
-            self._update(sequence=self.position.last, scanned=0)
-        with self._read() as connection:
-            pks = connection.execute(query).scalars().all()
-            now = read_snapshot(connection, self._gallery, self.position.last, templates.c.subject_pk.in_(pks))
-            return pks[-1] if len(pks) == SUBJECTS_PER_TURN else None, now
-
-    def record_scan(self, subject_pk: int | None) -> None:
-        """Record that the scan reached a subject, or with None its end: the index then follows the log."""
-        self._update(scanned=subject_pk)
-
-    def next_changes(self) -> tuple[set[int], Snapshot]:
-        """Read the keys of the subjects that the next lines of the log name, and their current templates.
+    def next(self) -> Batch:
+        """Return the next changes of the log, or during a scan the next subjects.
 
         Raises StorageBusyError: the index was abandoned for days, and the log trimmed; the next turn starts a scan.
         """
-        assert self.position.applied is not None  # noqa: S101 - callers check Position.behind
+        after, applied, last = self.position.scanned, self.position.applied, self.position.last
+        if applied is not None:
+            with self._read() as connection:
+                try:
+                    changed, now, _ = read_changes(connection, self._gallery, applied, LINES_PER_TURN)
+                except LogTrimmedError as error:
+                    raise StorageBusyError("the change log was trimmed meanwhile") from error
+            return Batch(now, changed)
+        if not after:  # a new index, or one that the log was trimmed past: follow from here on
+            self._update(sequence=last, scanned=0)
+        own = subjects.c.gallery_pk == self._gallery.pk
+        following = sa.select(subjects.c.pk).where(own, subjects.c.pk > after).order_by(subjects.c.pk)
         with self._read() as connection:
-            try:
-                return read_changes(connection, self._gallery, self.position.applied, LINES_PER_TURN)[:2]
-            except LogTrimmedError as error:
-                raise StorageBusyError("the change log was trimmed meanwhile") from error
+            pks = connection.execute(following.limit(SUBJECTS_PER_TURN)).scalars().all()
+            now = read_snapshot(connection, self._gallery, last, templates.c.subject_pk.in_(pks))
+        return Batch(now, None, after, pks[-1] if len(pks) == SUBJECTS_PER_TURN else None)
 
-    def advance(self, sequence: int) -> None:
-        """Record that the index applied the log up to this sequence number."""
-        self._update(sequence=sequence)
+    def record(self, batch: Batch) -> None:
+        """Record that the index has applied a batch. At the end of a scan it begins to follow the log."""
+        if batch.changed is None:
+            self._update(scanned=batch.until)
+        else:
+            self._update(sequence=batch.now.sequence)
 
     def _update(self, **values: int | None) -> None:
         changing = index_states.update().where(self._row).values(**values, updated_at=datetime.now(UTC))
@@ -181,8 +179,8 @@ def _position(connection: Connection, gallery: Gallery, engine: str) -> Position
     if row is None:
         raise deleted_meanwhile(gallery)
     if row.sequence is None or row.sequence < row.log_floor:
-        return Position(None, 0, row.updated_at, row.last)
-    return Position(row.sequence if row.scanned is None else None, row.scanned or 0, row.updated_at, row.last)
+        return Position(None, 0, row.last)
+    return Position(row.sequence if row.scanned is None else None, row.scanned or 0, row.last)
 
 
 def _is(gallery: Gallery, engine: str) -> sa.ColumnElement[bool]:
