@@ -11,14 +11,13 @@ from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, get_args
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
-    Info,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
@@ -30,7 +29,6 @@ Stage = Literal["read", "fetch", "decode", "detect", "align", "judge", "embed", 
 """Stages in the order of a request (docs/observability.md)."""
 Lane = Literal["requests", "background"]
 Receiver = Literal["stream", "webhook", "mqtt"]
-LabelValue = TypeVar("LabelValue", bound=str)
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
@@ -218,34 +216,17 @@ class ScrapeSeries:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
 
-    def info(self, name: str, about: str, labels: dict[str, str]) -> None:
-        """Add a series with the value 1 and these labels."""
-        Info(name, about, registry=self._registry).info(labels)
+    def gauge(self, name: str, about: str, values: float | Mapping[Any, float], *labels: str) -> None:
+        """Add a gauge with one value, or one for each value of its label, or each tuple of values of its labels."""
+        self._add(Gauge(name, about, labels, registry=self._registry), values)
 
-    def gauge(self, name: str, about: str, value: float) -> None:
-        Gauge(name, about, registry=self._registry).set(value)
+    def counter(self, name: str, about: str, values: Mapping[Any, float], *labels: str) -> None:
+        self._add(Counter(name, about, labels, registry=self._registry), values)
 
-    def gauges(self, name: str, about: str, label: str, values: Mapping[LabelValue, float]) -> None:
-        """Add a gauge with one value for each value of a label."""
-        gauge = Gauge(name, about, [label], registry=self._registry)
-        for of, value in values.items():
-            gauge.labels(of).set(value)
-
-    def table(
-        self, name: str, about: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
-    ) -> None:
-        """Add a gauge with one value for each combination of label values."""
-        gauge = Gauge(name, about, labels, registry=self._registry)
-        for of, value in values:
-            gauge.labels(*of).set(value)
-
-    def counters(
-        self, name: str, about: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
-    ) -> None:
-        """Add a counter; values with the same label values add up."""
-        counter = Counter(name, about, labels, registry=self._registry)
-        for of, value in values:
-            counter.labels(*of).inc(value)
+    def _add(self, series: Gauge | Counter, values: float | Mapping[Any, float]) -> None:
+        for of, value in values.items() if isinstance(values, Mapping) else [((), values)]:
+            labels = (of,) if isinstance(of, str) else of
+            (series.labels(*labels) if labels else series).inc(value)
 
     def text(self) -> bytes:
         """Return the Prometheus text format 0.0.4."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
@@ -40,87 +41,65 @@ class MetricsExport:
         return self.metrics.text() + series.text()
 
     def _add_process(self, series: ScrapeSeries) -> None:
-        series.info("kith_build", "Running version.", {"version": self.version, "pack": self.model_id})
-        series.table(
-            "kith_network_info",
-            "1 for the engine of each network.",
-            ["network", "engine", "precision", "provider"],
-            [((b.name, n.engine, n.precision, n.providers[0]), 1) for b, n in self.networks.items()],
-        )
-        series.gauge("kith_start_time_seconds", "Start of the service, seconds since 1970.", self.metrics.started_at_s)
-        series.gauge("kith_requests_in_progress", "Requests in progress.", self.metrics.in_progress)
-        series.gauge("kith_event_streams", "Open event streams.", self.metrics.open_streams)
+        gauge, metrics, networks = series.gauge, self.metrics, self.networks
+        gauge("kith_build_info", "Running version.", {(self.version, self.model_id): 1}, "version", "pack")
+        engines = {(b.name, n.engine, n.precision, n.providers[0]): 1 for b, n in networks.items()}
+        about = "1 for the engine of each network."
+        gauge("kith_network_info", about, engines, "network", "engine", "precision", "provider")
+        gauge("kith_start_time_seconds", "Start of the service, seconds since 1970.", metrics.started_at_s)
+        gauge("kith_requests_in_progress", "Requests in progress.", metrics.in_progress)
+        gauge("kith_event_streams", "Open event streams.", metrics.open_streams)
         about = "1 while this process sends events to the MQTT broker."
-        series.gauges("kith_mqtt_connected", about, "broker", dict(self.metrics.mqtt_connected))
-        queued = [((b.name, "requests"), b.queue.foreground_count) for b in self.networks]
-        queued += [((b.name, "background"), b.queue.background_count) for b in self.networks]
-        series.table("kith_queue_items", "Items waiting for a network.", ["network", "lane"], queued)
+        gauge("kith_mqtt_connected", about, dict(metrics.mqtt_connected), "broker")
+        queued = {(b.name, "requests"): b.queue.foreground_count for b in networks}
+        queued |= {(b.name, "background"): b.queue.background_count for b in networks}
+        gauge("kith_queue_items", "Items waiting for a network.", queued, "network", "lane")
         waiting, lost = self.audit_backlog()
-        series.gauge("kith_audit_waiting", "Audit entries not written yet.", waiting)
-        series.gauge("kith_audit_lost", "Audit entries lost and not yet reported in the audit.", lost)
+        gauge("kith_audit_waiting", "Audit entries not written yet.", waiting)
+        gauge("kith_audit_lost", "Audit entries lost and not yet reported in the audit.", lost)
 
     def _add_drift(self, series: ScrapeSeries, drifts: list[tuple[str, DriftOut]]) -> None:
-        named, others = drifts[: self.max_galleries], drifts[self.max_galleries :]
-        series.counters(
-            "kith_identify",
-            "Decisions since the start.",
-            ["gallery", "outcome"],
-            [*_outcomes(named), *_outcomes([(OTHERS, drift) for _, drift in others])],
-        )
+        decided = Counter[tuple[str, str]]()
+        for number, (name, drift) in enumerate(drifts):
+            for outcome in get_args(IdentifyOutcome):
+                of = (name if number < self.max_galleries else OTHERS, outcome)
+                decided[of] += drift.since_start_counts.get(outcome, 0)
+        series.counter("kith_identify", "Decisions since the start.", decided, "gallery", "outcome")
+        named = drifts[: self.max_galleries]
         mated = {name: drift.mated_similarity for name, drift in named if drift.mated_similarity is not None}
-        series.gauges(
-            "kith_mated_similarity_mean",
-            "Mean similarity of identified faces in the latest decisions.",
-            "gallery",
-            {name: one.observed for name, one in mated.items()},
-        )
-        series.gauges(
-            "kith_mated_similarity_expected",
-            "Mean similarity that the calibration expects of identified faces.",
-            "gallery",
-            {name: one.expected for name, one in mated.items()},
-        )
-        series.table(
-            "kith_drift_state",
-            "1 for the drift state of a gallery.",
-            ["gallery", "state"],
-            [((name, state), state == drift.state) for name, drift in named for state in STATES],
-        )
+        about = "Mean similarity of identified faces in the latest decisions."
+        series.gauge("kith_mated_similarity_mean", about, {k: one.observed for k, one in mated.items()}, "gallery")
+        about = "Mean similarity that the calibration expects of identified faces."
+        series.gauge("kith_mated_similarity_expected", about, {k: one.expected for k, one in mated.items()}, "gallery")
+        states = {(name, state): state == drift.state for name, drift in named for state in STATES}
+        series.gauge("kith_drift_state", "1 for the drift state of a gallery.", states, "gallery", "state")
 
     def _add_sample(self, series: ScrapeSeries, sample: ServiceState) -> None:
         """Add readiness, disk and database figures. A stale sample exports its age only."""
-        series.gauge("kith_sample_age_seconds", "Age of the readiness and database figures.", sample.age_s)
-        series.gauge("kith_ready", "1 while the service is ready.", sample.ready)
+        gauge = series.gauge
+        gauge("kith_sample_age_seconds", "Age of the readiness and database figures.", sample.age_s)
+        gauge("kith_ready", "1 while the service is ready.", sample.ready)
         if sample.stale:
             return
         checks = {check.name: check.ok for check in sample.checks}
-        series.gauges("kith_check_ok", "1 while a readiness check succeeds.", "check", checks)
+        gauge("kith_check_ok", "1 while a readiness check succeeds.", checks, "check")
         if sample.clock is not None:
-            about = "1 while retention is paused because of the clock."
-            series.gauge("kith_retention_paused", about, not sample.clock.ok)
+            gauge("kith_retention_paused", "1 while retention is paused because of the clock.", not sample.clock.ok)
         if sample.disk is not None:
-            about = "Free bytes of the data directory's file system."
-            series.gauge("kith_disk_free_bytes", about, sample.disk.free_bytes)
-            series.gauge("kith_disk_size_bytes", "Size of the data directory's file system.", sample.disk.size_bytes)
+            gauge("kith_disk_free_bytes", "Free bytes of the data directory's file system.", sample.disk.free_bytes)
+            gauge("kith_disk_size_bytes", "Size of the data directory's file system.", sample.disk.size_bytes)
         if sample.job_counts is not None:
-            series.gauges("kith_jobs", "Jobs of all processes, by state.", "state", sample.job_counts)
+            gauge("kith_jobs", "Jobs of all processes, by state.", sample.job_counts, "state")
         if (sizes := sample.sizes) is not None:
-            series.gauge("kith_galleries", "Galleries.", sizes.galleries)
-            series.gauge("kith_subjects", "Subjects of all galleries.", sizes.subjects)
-            series.gauge("kith_templates", "Templates of all galleries.", sizes.templates)
+            gauge("kith_galleries", "Galleries.", sizes.galleries)
+            gauge("kith_subjects", "Subjects of all galleries.", sizes.subjects)
+            gauge("kith_templates", "Templates of all galleries.", sizes.templates)
             subjects = {name: count for name, (count, _) in sizes.by_gallery.items()}
             templates = {name: count for name, (_, count) in sizes.by_gallery.items()}
-            series.gauges("kith_gallery_subjects", "Subjects of a gallery.", "gallery", subjects)
-            series.gauges("kith_gallery_templates", "Templates of a gallery.", "gallery", templates)
-        if sample.index_lag is not None:
-            lines = {name: lag.line_count for name, lag in sample.index_lag.items()}
-            seconds = {name: lag.seconds for name, lag in sample.index_lag.items()}
+            gauge("kith_gallery_subjects", "Subjects of a gallery.", subjects, "gallery")
+            gauge("kith_gallery_templates", "Templates of a gallery.", templates, "gallery")
+        if (lags := sample.index_lag) is not None:
             about = "Committed changes that an index of this process has not applied yet."
-            series.gauges("kith_index_lag_lines", about, "gallery", lines)
-            series.gauges("kith_index_lag_seconds", "Time since an index was last current.", "gallery", seconds)
-
-
-def _outcomes(drifts: Sequence[tuple[str, DriftOut]]) -> Iterator[tuple[tuple[str, str], float]]:
-    for name, drift in drifts:
-        for outcome in get_args(IdentifyOutcome):
-            yield (name, outcome), drift.since_start_counts.get(outcome, 0)
+            gauge("kith_index_lag_lines", about, {name: lag.line_count for name, lag in lags.items()}, "gallery")
+            about = "Time since an index was last current."
+            gauge("kith_index_lag_seconds", about, {name: lag.seconds for name, lag in lags.items()}, "gallery")
