@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, Final
 
 CONTROL_CHARACTERS: Final = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
@@ -38,17 +37,11 @@ FORBIDDEN_IN_IDS_PATTERN: Final = re.compile(rf"[{_INVISIBLE}\ufffd/\\]")
 Invisible characters and other spaces make two ids look equal. U+FFFD stands for bytes that a client could not decode,
 so that two people would get one id. Joiners, variation selectors, tags and the ideographic space are allowed, because
 names and emoji need them; :func:`remove_strays` finds those that change nothing that a reader sees."""
-_HIDDEN: Final = re.compile("[\u180b-\u180d\u180f\u200c\u200d\ufe00-\ufe0f\U000e0000-\U000e01ef]")
-"""Joiners, variation selectors and tags."""
-_TAGGED_FLAG: Final = re.compile("(?<=\U0001f3f4)[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,6}\U000e007f")
-_EMOJI: Final = re.compile(
-    "[\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2900-\u297f\u2b00-\u2bff"
-    "\u3030\u303d\u3297\u3299\U0001f000-\U0001faff]"
+_STRAY: Final = re.compile(
+    "(?:^|(?<=[\0-\u058f]))(?<![\xa9\xae])(?!(?<=[0-9#*])\ufe0f\u20e3)"
+    "[\u180b-\u180d\u180f\u200c\u200d\ufe00-\ufe0f\U000e0000-\U000e01ef]+"
 )
-_WIDE_TEXT: Final = "\u3030\u303d\u3297\u3299\U0001f202\U0001f237"
-"""Wide characters that are emoji with U+FE0F only, as narrow ones are."""
-_VIRAMA: Final = 9
-"""Canonical combining class of marks that join consonants."""
+"""Joiners, variation selectors and tags at the start, or after a character that they do not change."""
 JOINERS: Final = "\u200c\u200d"
 _PLAIN_ID: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_ID_LENGTH}}}")
 """Most ids: thousands of an import need no other check."""
@@ -57,7 +50,9 @@ ID_RULE: Final = (
     "and not '.' or '..'"
 )
 TEXT_RULE: Final = "must not contain control characters, line separators, direction marks or noncharacters"
-STRAY_RULE: Final = "must not contain joiners, variation selectors or tags where no script and no emoji needs them"
+STRAY_RULE: Final = (
+    "must not contain joiners, variation selectors or tags at its start or after Latin letters and the like"
+)
 MARKS_RULE: Final = f"must not contain more than {MAX_COMBINING_MARKS} combining marks in a row"
 
 
@@ -106,61 +101,9 @@ def normalize_id(text: str) -> str:
 def remove_strays(text: str) -> str:
     """Return ``text`` without joiners, variation selectors and tags that make another id of the same look.
 
-    They stay after a virama, between cursive letters that would join (RFC 5892, appendix A), and in emoji sequences.
+    Latin, Greek, Cyrillic and Armenian letters and digits need none, but in a keycap. Other scripts and emoji may.
     """
-    if text.isascii():
-        return text
-    flags = [range(*found.span()) for found in _TAGGED_FLAG.finditer(text)]
-    return "".join(
-        character
-        for at, character in enumerate(text)
-        if not _HIDDEN.match(character) or any(at in flag for flag in flags) or _is_needed(text, at)
-    )
-
-
-def _is_needed(text: str, at: int) -> bool:
-    """Return whether the joiner or variation selector at ``at`` changes what its neighbors look like."""
-    character, before, after = text[at], text[max(0, at - 1) : at], text[at + 1 : at + 2]
-    if not before:
-        return False
-    if character == "\ufe0f":
-        narrow = unicodedata.east_asian_width(before) not in "WF" or before in _WIDE_TEXT
-        return (bool(_EMOJI.match(before)) and narrow) or (before in "0123456789#*" and after == "\u20e3")
-    if character not in JOINERS:
-        return False
-    if unicodedata.combining(before) == _VIRAMA:
-        return True
-    if character == "\u200d":
-        return bool(_EMOJI.match(after)) and bool(
-            _EMOJI.match(before) or (before == "\ufe0f" and _is_needed(text, at - 1)) or before == "\U000e007f"
-        )
-    earlier = next((each for each in reversed(text[:at]) if not unicodedata.combining(each)), "")
-    later = next((each for each in text[at + 1 :] if not unicodedata.combining(each)), "")
-    return _joins(earlier, "<medial>") and _joins(later, "<final>")
-
-
-@cache
-def _cursive_forms() -> dict[str, frozenset[str]]:
-    """Return the contextual forms of each Arabic letter that has any, from Unicode's presentation forms."""
-    forms: dict[str, set[str]] = {}
-    for code in (*range(0xFB50, 0xFE00), *range(0xFE70, 0xFF00)):
-        form, *letters = unicodedata.decomposition(chr(code)).split() or [""]
-        if len(letters) == 1:
-            forms.setdefault(chr(int(letters[0], 16)), set()).add(form)
-    return {letter: frozenset(found) for letter, found in forms.items()}
-
-
-def _joins(letter: str, form: str) -> bool:
-    """Return whether a letter has a form: ``<medial>`` joins the next letter, ``<final>`` the one before.
-
-    Letters of cursive scripts without presentation forms may."""
-    if not letter:
-        return False
-    known = _cursive_forms().get(letter)
-    if known is not None:
-        return form in known
-    name = unicodedata.name(letter, "").partition(" ")[0]
-    return name in ("ARABIC", "SYRIAC", "MANDAIC", "MONGOLIAN", "NKO", "PHAGS-PA", "ADLAM", "MANICHAEAN", "SOGDIAN")
+    return _STRAY.sub("", text)
 
 
 def is_visible(character: str) -> bool:

@@ -50,18 +50,7 @@ FORBIDDEN = [
 ]
 STRAYS = [
     *("ada\u200d", "a\u200cda", "a\u200dda", "ada\ufe0f", "ada\ufe0e", "ada\U000e0061", "ada\U000e0100", "\u200dada"),
-    *(
-        "ad\u200d\ufe0fa",
-        "❤\ufe0e",
-        "❤\ufe0f\ufe0f",
-        "👩\ufe0f",
-        "👩\u200d",
-        "👩\u200dada",
-        "ada\u200d👩",
-        "1\ufe0f",
-        "👩\U000e0067\U000e007f",
-    ),
-    *("🏴\U000e0067", "山\U000e0100", "\u0631\u0636\u0627\u200c\u0632", "\u0645\u200d", "କ୍\u200d\u200dଷ"),
+    *("ad\u200d\ufe0fa", "ada\u200d👩", "1\ufe0f", "Zo\xeb\u200d", "\u0410\u043d\u043d\u0430\ufe0f", "\u200d👩"),
 ]
 ALLOWED_SEQUENCES = [
     *(
