@@ -201,12 +201,12 @@ class Calls:
 
     @one
     def risk(self, gallery: str, *fpir: float) -> Call[GalleryRiskOut]:
-        """Return the thresholds for these FPIR targets (default: 0.1 to 0.0001), the curve, and the evidence."""
+        """Return the threshold for each FPIR, today and at ten times the size, and the evidence for it."""
         return json_call(GalleryRiskOut, "GET", f"{_path(gallery)}/risk", params=_targets(fpir))
 
     @one
     def calibrate(self, gallery: str, *fpir: float) -> Call[GalleryRiskOut]:
-        """Derive the gallery's evidence again, then return :func:`risk`."""
+        """Recalibrate a gallery's risk from all its templates, and return the result."""
         return json_call(GalleryRiskOut, "POST", f"{_path(gallery)}/calibrate", params=_targets(fpir))
 
     @each
@@ -472,7 +472,7 @@ class Calls:
         detail: Detail | None = None,
         allow_low_quality: bool | None = None,
     ) -> Call[DecoyOut]:
-        """Store that a photo or an embedding was mistaken for a subject: it is another person.
+        """State that the person of a photo or an embedding is not the subject.
 
         A face that is more similar to it than to the subject is not identified as the subject any more. ``recognizer``
         made the ``embedding``. The same picture is stored once, so a repeated call returns the same decoy."""
@@ -663,7 +663,9 @@ class Calls:
 
     @one
     def rotate_key(self, key: str, overlap_s: int = DAY_S) -> Call[CreatedKeyOut]:
-        """Replace an API key. The old one remains valid for ``overlap_s`` seconds."""
+        """Replace an API key by one with the same permissions. Only this response contains its ``token``: save it.
+
+        The old one remains valid for ``overlap_s`` seconds."""
         return json_call(
             CreatedKeyOut,
             "POST",
@@ -685,7 +687,7 @@ class Calls:
         outcomes: Sequence[IdentifyOutcome] | None = None,
         min_risk: float | None = None,
     ) -> Call[CreatedWebhookOut]:
-        """Create a webhook for the events from now on. Only this response contains its ``secret``.
+        """Create a webhook for the events from now on. Only this response contains its ``secret``: save it.
 
         The other arguments choose events, as in :func:`events`."""
         chosen = drop_none(name=name, types=types, galleries=galleries, outcomes=outcomes, min_risk=min_risk)

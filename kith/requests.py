@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from kith.errors import local_error
 from kith.photos import Photo, encode_photo
-from kith.wire.common import Page
+from kith.wire.fields import Page
 
 Result = TypeVar("Result", covariant=True)
 Item = TypeVar("Item")

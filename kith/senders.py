@@ -18,7 +18,7 @@ import httpx2 as httpx
 from kith.errors import KithClientError, KithUnreachableError, local_error, unknown_response_error
 from kith.requests import LAST_EVENT_ID, Call, Pages
 from kith.retries import backoff_s, retry_s
-from kith.wire.common import Page
+from kith.wire.fields import Page
 
 Result = TypeVar("Result")
 KEY_VARIABLES: Final = ("KITH_CLIENT_KEY", "KITH_API_KEY")

@@ -6,8 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import Page, Problem
-from kith.wire.fields import ObjectId, PersonName, RequestModel, SubjectId, Timestamp
+from kith.wire.fields import ObjectId, Page, PersonName, Problem, RequestModel, SubjectId, Timestamp
 
 GROUP_ID: Final = "^g[1-9][0-9]{0,8}$"
 GroupId = Annotated[str, Field(pattern=GROUP_ID, examples=["g1"])]

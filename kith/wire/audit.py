@@ -6,8 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import Page
-from kith.wire.fields import Timestamp
+from kith.wire.fields import Page, Timestamp
 
 
 class AuditLineOut(BaseModel):

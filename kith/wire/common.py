@@ -1,11 +1,9 @@
-"""Problem document, and the literal types that several resources share."""
+"""Literal types that several resources share, without pydantic: the help of the command line shows them."""
 
 from __future__ import annotations
 
 from encodings.aliases import aliases
-from typing import Final, Generic, Literal, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Literal
 
 Detail = Literal["low", "medium", "high"]
 DriftState = Literal["too_few", "ok", "watch", "drifted"]
@@ -45,16 +43,6 @@ TemplateKind = Literal["photo", "embedding"]
 Verdict = Literal["live", "not_live", "not_judged"]
 VerifyOutcome = Literal["same", "uncertain", "different", "no_face", "rejected_quality", "rejected_liveness"]
 
-Item = TypeVar("Item")
-NEXT_PAGE: Final = "Cursor of the next page; null on the last page."
-
-
-class Page(BaseModel, Generic[Item]):
-    """Page of a list."""
-
-    data: list[Item]
-    next: str | None = Field(None, description=NEXT_PAGE)
-
 
 def to_name_encoding(value: object) -> object:
     """Return the NameEncoding that a name or alias such as Shift-JIS or windows-1251 means; others unchanged."""
@@ -62,17 +50,3 @@ def to_name_encoding(value: object) -> object:
         return value
     name = value.lower().replace("-", "_")
     return aliases.get(name, name)
-
-
-class Problem(BaseModel):
-    """Error document (RFC 9457). ``code`` is stable; ``remedy`` says what to do."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str
-    title: str
-    status: int
-    code: str
-    detail: str
-    remedy: str
-    request_id: str | None = None

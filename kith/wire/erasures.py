@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import ErasedKind, Page
-from kith.wire.fields import Timestamp
+from kith.wire.common import ErasedKind
+from kith.wire.fields import Page, Timestamp
 
 
 class ReceiptOut(BaseModel):

@@ -6,8 +6,8 @@ from typing import Final
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import Problem, Verdict
-from kith.wire.fields import MODEL, ModelName
+from kith.wire.common import Verdict
+from kith.wire.fields import MODEL, ModelName, Problem
 from kith.wire.photos import Photos
 
 MAX_FACES: Final = 100

@@ -1,11 +1,11 @@
-"""Base class and field types of the request models."""
+"""Base classes and field types of the models."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -43,10 +43,34 @@ DETAIL: Final = (
 MODEL: Final = "Name of the pack, or fingerprint of its recognizer; default: the pack of KITH_PACK."
 
 
+Item = TypeVar("Item")
+
+
 class RequestModel(BaseModel):
     """Base of request models. It rejects unknown fields, because a misspelled option would otherwise be ignored."""
 
     model_config = ConfigDict(extra="forbid", val_json_bytes="base64")
+
+
+class Page(BaseModel, Generic[Item]):
+    """Page of a list."""
+
+    data: list[Item]
+    next: str | None = Field(None, description="Cursor of the next page; null on the last page.")
+
+
+class Problem(BaseModel):
+    """Error document (RFC 9457). ``code`` is stable; ``remedy`` says what to do."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    remedy: str
+    request_id: str | None = None
 
 
 def _storable(metadata: dict[str, Any]) -> dict[str, Any]:

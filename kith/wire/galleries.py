@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field, FiniteFloat
 
-from kith.wire.common import DriftState, IdentifyOutcome, IndexSetting, LivenessSetting, Page
-from kith.wire.fields import GalleryName, RequestModel, Timestamp
+from kith.wire.common import DriftState, IdentifyOutcome, IndexSetting, LivenessSetting
+from kith.wire.fields import GalleryName, Page, RequestModel, Timestamp
 from kith.wire.risk import RiskIn
 
 

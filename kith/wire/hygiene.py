@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import HygieneKind, Page
+from kith.wire.common import HygieneKind
+from kith.wire.fields import Page
 
 
 class NamedOut(BaseModel):

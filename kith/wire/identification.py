@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import FacesChoice, IdentifyOutcome, Problem, Source
+from kith.wire.common import FacesChoice, IdentifyOutcome, Source
 from kith.wire.faces import FaceCountOut, FaceOut
-from kith.wire.fields import MAX_FILTER_TAGS, Metadata, RequestModel, Tag
+from kith.wire.fields import MAX_FILTER_TAGS, Metadata, Problem, RequestModel, Tag
 from kith.wire.photos import Probes
 from kith.wire.risk import RiskIn
 from kith.wire.strangers import SightingOut

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import JobState, Page, Problem
+from kith.wire.common import JobState
 from kith.wire.faces import MAX_FACES
-from kith.wire.fields import Timestamp
+from kith.wire.fields import Page, Problem, Timestamp
 
 
 class JobOut(BaseModel):

@@ -7,8 +7,8 @@ from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, StringConstraints, model_validator
 
-from kith.wire.common import KeyState, Page, Scope
-from kith.wire.fields import NORMALIZED, SINGLE_LINE, GalleryName, RequestModel, Timestamp, to_utc
+from kith.wire.common import KeyState, Scope
+from kith.wire.fields import NORMALIZED, SINGLE_LINE, GalleryName, Page, RequestModel, Timestamp, to_utc
 
 DAY_S: Final = 86_400
 KEY_ID: Final = "^[0-9a-f]{12}$"

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from kith.wire.common import Source
 from kith.wire.fields import ModelName, RequestModel
+from kith.wire.hygiene import TemplateRefOut
 
 MigrationState = Literal["none", "running", "stopped", "switched"]
 
@@ -43,11 +44,6 @@ class GenerationOut(BaseModel):
     )
 
 
-class TemplateRef(BaseModel):
-    subject: str
-    template: str
-
-
 class MigrationOut(BaseModel):
     gallery: str
     state: MigrationState = Field(
@@ -59,5 +55,5 @@ class MigrationOut(BaseModel):
     without_crop_count: int = Field(
         description="Templates that the new recognizer, or any if no migration began, did not and cannot embed."
     )
-    without_crop: list[TemplateRef] = Field(description="The first 1,000 of these: enroll them again.")
+    without_crop: list[TemplateRefOut] = Field(description="The first 1,000 of these: enroll them again.")
     jobs: list[str] = Field(description="Queued and running jobs of the migration.")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import Page
 from kith.wire.erasures import ReceiptOut
-from kith.wire.fields import ObjectId, PersonName, RequestModel, SubjectId, Timestamp
+from kith.wire.fields import ObjectId, Page, PersonName, RequestModel, SubjectId, Timestamp
 
 
 class SightingOut(BaseModel):

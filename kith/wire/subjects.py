@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import FaceChoice, Page, Problem, TemplateKind
+from kith.wire.common import FaceChoice, TemplateKind
 from kith.wire.erasures import ReceiptOut
 from kith.wire.faces import FaceOut
-from kith.wire.fields import MAX_LABELS, Metadata, PersonName, RequestModel, SubjectId, Tag, Timestamp
+from kith.wire.fields import MAX_LABELS, Metadata, Page, PersonName, Problem, RequestModel, SubjectId, Tag, Timestamp
 from kith.wire.photos import Probes
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, PlainValidator
 from pydantic.dataclasses import dataclass
 
-from kith.wire.common import Problem, TemplateKind
+from kith.wire.common import TemplateKind
 from kith.wire.fields import (
     MAX_DIMENSION,
     MAX_LABELS,
@@ -19,6 +19,7 @@ from kith.wire.fields import (
     Metadata,
     ObjectId,
     PersonName,
+    Problem,
     SubjectId,
     Tag,
     to_utc,

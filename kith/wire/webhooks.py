@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, StringConstraints
 
-from kith.wire.common import EventType, IdentifyOutcome, Page
-from kith.wire.fields import MAX_URL_LENGTH, NORMALIZED, SINGLE_LINE, GalleryName, RequestModel, Timestamp
+from kith.wire.common import EventType, IdentifyOutcome
+from kith.wire.fields import MAX_URL_LENGTH, NORMALIZED, SINGLE_LINE, GalleryName, Page, RequestModel, Timestamp
 
 
 class WebhookIn(RequestModel):

@@ -52,6 +52,7 @@ def add_call(
     /,
     *,
     note: str = "",
+    panel: str | None = None,
     confirm: str = "",
     nothing: str = "",
     part: str = "",
@@ -71,17 +72,21 @@ def add_call(
         part: attribute of the answer to show instead; of a list, the key of its items in JSON, beside the subject.
         success: attribute of the answer that says whether the exit status is 0.
     """
-    about, defaults = _descriptions()[call]
+    about, defaults, rest = _descriptions()[call]
     types |= ({"yes": Yes} if confirm else {}) | ({"file": JsonFile} if shows is None else {})
     kinds = TYPES | types
     taken = {each: default for each, default in defaults.items() if each in types or default is Parameter.empty}
     taken |= {each: None for each in types if each not in taken}
+    taken |= {each: Parameter.empty for each in taken if _is_argument(kinds[each], required=True)}
 
     def run(server: ServerOptions, yes: bool = False, file: Path | None = None, **given: Any) -> None:
         if confirm:
             require_confirmation(confirm.format(**given), yes)
+        chosen = {each: value for each, value in given.items() if value is not None}
+        several = chosen.pop(rest, ())
+        places = [chosen.pop(each) for each in defaults if several and each in chosen]
         with connect(server) as kith:
-            answer = getattr(kith, call)(**{each: value for each, value in given.items() if value is not None})
+            answer = getattr(kith, call)(*places, *several, **chosen)
             if isinstance(shows, tuple):
                 answer = list(answer)
         if shows is None:
@@ -102,9 +107,15 @@ def add_call(
         Parameter(each, Parameter.KEYWORD_ONLY, default=default, annotation=kinds[each])
         for each, default in (taken | {"server": Parameter.empty}).items()
     ]
-    parameters.sort(key=lambda each: not any(isinstance(part, ArgumentInfo) for part in get_args(each.annotation)))
+    parameters.sort(key=lambda each: not _is_argument(each.annotation))
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    app.command(name)(run)
+    app.command(name, rich_help_panel=panel)(run)
+
+
+def _is_argument(kind: Any, required: bool = False) -> bool:
+    """Return whether an annotation is that of an argument, as opposed to an option, and not of one that may miss."""
+    optional = type(None) in get_args(next(iter(get_args(kind)), None))
+    return any(isinstance(part, ArgumentInfo) for part in get_args(kind)) and not (required and optional)
 
 
 def removed(answer: Any) -> str:
@@ -114,8 +125,9 @@ def removed(answer: Any) -> str:
 
 
 @cache
-def _descriptions() -> Mapping[str, tuple[str, dict[str, Any]]]:
-    """Return the text of each call's help, and its parameters with their defaults, of which only constants are read.
+def _descriptions() -> Mapping[str, tuple[str, dict[str, Any], str]]:
+    """Return the text of each call's help, its parameters with their defaults, of which only constants are read, and
+    the name of the parameter that takes all others.
 
     The source is read without its import, which takes longer than the help of a command."""
     spec = find_spec("kith.calls")
@@ -127,7 +139,9 @@ def _descriptions() -> Mapping[str, tuple[str, dict[str, Any]]]:
             values = [Parameter.empty] * required + [getattr(each, "value", None) for each in call.args.defaults]
             parameters = dict(zip([each.arg for each in call.args.args], values, strict=True))
             del parameters["self"]
+            rest = call.args.vararg.arg if call.args.vararg else ""
+            parameters |= {each.arg: None for each in call.args.kwonlyargs}
             text = text.partition("\n\n")[0].replace("Return", "Show").replace(" return ", " show ")
             named = re.compile(f"``({'|'.join(parameters)})``")
-            found[call.name] = (named.sub(r"--\1", text).replace("``", ""), parameters)
+            found[call.name] = (named.sub(r"--\1", text).replace("``", ""), parameters, rest)
     return found

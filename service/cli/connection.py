@@ -30,7 +30,7 @@ SERVER_REMEDY: Final = (
 
 @contextmanager
 def connect(options: ServerOptions, missing: Missing = "refuse") -> Iterator[Kith]:
-    """Yield a client of the server at ``options.url``, or of a service that runs as long as the block.
+    """Yield a client of the server at ``options.address``, or of a service that runs as long as the block.
 
     ``missing``: what to do if that service's database does not exist. A command that reads refuses, one that stores
     creates the database, and one that needs no stored data uses a temporary one.
@@ -104,8 +104,8 @@ def temporary_settings(folder: Path, api_key: str | None) -> Settings:
 @contextmanager
 def _server_address(options: ServerOptions, missing: Missing) -> Iterator[tuple[str, str | None, str]]:
     """Yield the address, the API key, and the server or database in words."""
-    if options.url is not None:
-        yield options.url, options.api_key, f"the server {options.url}"
+    if options.address is not None:
+        yield options.address, options.api_key, f"the server {options.address}"
         return
     from service.server import embedded
 

@@ -14,6 +14,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from models.errors import ModelError
+from service.cli.calls import add_call
 from service.cli.commands import (
     albums,
     audit,
@@ -80,7 +81,7 @@ app.add_typer(subjects.app, name="subject", rich_help_panel=MANAGE)
 app.add_typer(subjects.template_app, name="template", rich_help_panel=MANAGE)
 app.add_typer(subjects.decoy_app, name="decoy", rich_help_panel=MANAGE)
 app.add_typer(strangers.app, name="stranger", rich_help_panel=MANAGE)
-_add_commands(MANAGE, risk.calibrate)
+add_call(app, "calibrate", "calibrate", risk.print_risk, panel=MANAGE)
 app.add_typer(convert.app, name="convert", rich_help_panel=MANAGE)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=MANAGE)
 app.add_typer(keys.app, name="keys", rich_help_panel=MANAGE)

@@ -8,11 +8,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast, get_args, get_type_hints
 
 import typer
 from rich.table import Table
 
+from kith.wire.common import Detail, EventType, IdentifyOutcome, Preset
 from service.cli.terminal import EXIT_NO, Columns, list_table, print_json, print_line, print_table
 from service.core.atomic_files import atomic_write
 
@@ -21,17 +22,6 @@ if TYPE_CHECKING:
 
 MIN_RISK: Final = 1e-12
 MAX_RISK: Final = 1 - 1e-12
-EVENT_TYPES: Final = (
-    "decision",
-    "enrollment",
-    "stranger_first_seen",
-    "stranger_seen_again",
-    "threshold_moved",
-    "drift",
-    "job_finished",
-)
-OUTCOMES: Final = ("identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness")
-"""Written again, because the client's types import pydantic, which takes longer than a command's help."""
 
 
 def check_shares(value: Any, param: typer.CallbackParam) -> Any:
@@ -63,16 +53,17 @@ StrangerId = Annotated[str, typer.Argument(help="Stranger id, from 'kith strange
 TemplateId = Annotated[str, typer.Argument(help="Template id, from 'kith template list'.")]
 WebhookId = Annotated[str, typer.Argument(help="Webhook id, from 'kith webhook list'.")]
 EventTypes = Annotated[
-    list[str] | None, typer.Option("--type", help="Only events of these types: " + ", ".join(EVENT_TYPES) + ".")
+    list[str] | None,
+    typer.Option("--type", help=f"Only events of these types: {', '.join(get_args(EventType))}."),
 ]
 Outcomes = Annotated[
     list[str] | None,
-    typer.Option("--outcome", help="Only decisions with these outcomes: " + ", ".join(OUTCOMES) + "."),
+    typer.Option("--outcome", help=f"Only decisions with these outcomes: {', '.join(get_args(IdentifyOutcome))}."),
 ]
 MinRisk = Annotated[float | None, typer.Option(min=0, max=1, help="Minimum false alarm probability of decisions.")]
 OnlyGalleries = Annotated[list[str] | None, typer.Option("--gallery", "-g", help="Only this gallery; repeatable.")]
 DetailOption = Annotated[
-    Literal["low", "medium", "high"] | None,
+    Detail | None,
     typer.Option(
         "--detail",
         help="Effort of face detection: medium (also rotated photos, close faces), high (also small faces in large "
@@ -126,9 +117,9 @@ class OutputOptions:
 class ServerOptions(OutputOptions):
     """Options of every command that uses a server."""
 
-    url: Annotated[str | None, typer.Option(envvar="KITH_URL", help="Server address. Default: the local database.")] = (
-        None
-    )
+    address: Annotated[
+        str | None, typer.Option("--url", envvar="KITH_URL", help="Server address. Default: the local database.")
+    ] = None
     api_key: Annotated[
         str | None, typer.Option(envvar=["KITH_CLIENT_KEY", "KITH_API_KEY"], help="API key for --url.")
     ] = None
@@ -150,7 +141,7 @@ class RiskOptions:
         float | None, typer.Option(min=-1.0, max=1.0, help="Similarity threshold instead of a risk, such as 0.4.")
     ] = None
     preset: Annotated[
-        Literal["strict", "standard", "relaxed"] | None,
+        Preset | None,
         typer.Option(help="Named FPIR: strict 1 in 10,000, standard 1 in 1,000, relaxed 1 in 100."),
     ] = None
 

@@ -81,6 +81,7 @@ def test_both_clients_have_the_same_methods() -> None:
     assert inspect.signature(Kith.identify).return_annotation == "IdentifyOut"
     assert inspect.signature(Kith.galleries).return_annotation == "Iterator[GalleryOut]"
     assert inspect.signature(AsyncKith.identify).return_annotation == "IdentifyOut"
+    assert [inspect.iscoroutinefunction(kind.identify) for kind in (Kith, AsyncKith)] == [False, True]
 
 
 def test_every_api_operation_has_a_client_method(server: str) -> None:

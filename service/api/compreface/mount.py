@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 
-from kith.wire.common import Problem
+from kith.wire.fields import Problem
 from service.api.compreface import faces, recognition, subjects
 from service.api.compreface.access import PREFIX
 from service.settings import Settings

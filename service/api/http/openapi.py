@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
-from kith.wire.common import Problem
+from kith.wire.fields import Problem
 from service.api.http.access import owners
 from service.api.http.bodies import OPTIONS_FIELD, BodyOf, form_options, plain_options
 

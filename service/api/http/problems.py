@@ -15,8 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
 from kith.wire.albums import GROUP_ID
-from kith.wire.common import Problem
-from kith.wire.fields import GALLERY_NAME, OBJECT_ID, SINGLE_LINE, SUBJECT_ID_PATTERN
+from kith.wire.fields import GALLERY_NAME, OBJECT_ID, SINGLE_LINE, SUBJECT_ID_PATTERN, Problem
 from kith.wire.identifiers import ID_RULE, TEXT_RULE
 from kith.wire.keys import KEY_ID
 from kith.wire.transfer import FILE_FINGERPRINT

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import Query
 
-from kith.wire.common import JobState, Problem
-from kith.wire.fields import GalleryName, ObjectId
+from kith.wire.common import JobState
+from kith.wire.fields import GalleryName, ObjectId, Problem
 from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
 from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, Need, router
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate

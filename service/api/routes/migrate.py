@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from kith.wire.hygiene import TemplateRefOut
 from kith.wire.migration import (
     FinishIn,
     GenerationOut,
@@ -11,7 +12,6 @@ from kith.wire.migration import (
     MigrationOut,
     MigrationState,
     MigrationThresholdOut,
-    TemplateRef,
 )
 from service.api.http.access import ADMIN, BackendDep, router
 from service.api.http.bodies import JsonBody
@@ -83,7 +83,7 @@ def _read_migration(gallery: Gallery, backend: Backend) -> MigrationOut:
         current=_generation(backend, gallery, current),
         other=None if other is None else _generation(backend, gallery, other),
         without_crop_count=cropless,
-        without_crop=[TemplateRef(subject=subject, template=template) for subject, template in listed],
+        without_crop=[TemplateRefOut(subject=subject, template=template) for subject, template in listed],
         jobs=[job.id for job in unfinished],
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,8 +28,8 @@ def events(
 
     With --json, each line is JSON. If the server is away, it waits and continues without loss."""
     with connect(server) as kith:
-        options = {"types": kind or None, "galleries": gallery or None, "outcomes": outcome or None}
-        for event in kith.events(after, **options, min_risk=min_risk):  # type: ignore[arg-type]
+        chosen: Any = {"types": kind, "outcomes": outcome}
+        for event in kith.events(after, **chosen, galleries=gallery, min_risk=min_risk):
             print_line(json.dumps(event.model_dump(mode="json")) if server.as_json else _line(event))
             sys.stdout.flush()
 

@@ -13,10 +13,10 @@ import typer
 from rich.progress import DownloadColumn, MofNCompleteColumn, TransferSpeedColumn
 from rich.table import Column, Table
 
+from kith.wire.common import LivenessSetting
 from service.cli.calls import add_call
 from service.cli.commands.jobs import show_until_done
-from service.cli.commands.risk import format_risk, misses_text
-from service.cli.commands.risk import risk as show_risk
+from service.cli.commands.risk import TARGETS, format_risk, misses_text, print_risk
 from service.cli.connection import connect
 from service.cli.options import CommandGroup, GalleryArgument, RiskOptions, ServerOptions, Yes
 from service.cli.terminal import make_table, print_line, print_table, progress_bar, remedy_lines, require_confirmation
@@ -51,7 +51,7 @@ class SettingOptions:
         typer.Option(min=0, max=3650, help="Remember unknown faces for so many days after they were seen; 0: never."),
     ] = None
     liveness: Annotated[
-        Literal["required", "off"] | None, typer.Option(help="'required' refuses faces that fail the liveness check.")
+        LivenessSetting | None, typer.Option(help="'required' refuses faces that fail the liveness check.")
     ] = None
 
     def given(self, risk: RiskOptions) -> dict[str, Any]:
@@ -255,29 +255,19 @@ def _check_suffix(file: Path) -> None:
         raise typer.BadParameter(f"{file.name} must end in .ndjson or .ndjson.gz.", param_hint="FILE")
 
 
-app.command()(show_risk)
-
-
-@dataclass(frozen=True)
-class MigrationStep:
-    """Step of a migration: at most one of these options."""
-
-    to: Annotated[
-        str | None,
-        typer.Option(help="Migrate to this served pack (KITH_PACK, KITH_EXTRA_PACKS)."),
-    ] = None
-    status: Annotated[bool, typer.Option("--status", help="Show the progress (the default).")] = False
-    roll_back: Annotated[bool, typer.Option("--roll-back", help="Answer with the previous recognizer again.")] = False
-    finish: Annotated[
-        bool, typer.Option("--finish", help="Delete the vectors of the recognizer that does not answer.")
-    ] = False
+add_call(app, "risk", "risk", print_risk, gallery=GalleryArgument, fpir=TARGETS)
 
 
 @app.command()
 def migrate(
     name: GalleryArgument,
-    step: MigrationStep,
     server: ServerOptions,
+    to: Annotated[str | None, typer.Option(help="Migrate to this served pack (KITH_PACK, KITH_EXTRA_PACKS).")] = None,
+    status: Annotated[bool, typer.Option("--status", help="Show the progress (the default).")] = False,
+    roll_back: Annotated[bool, typer.Option("--roll-back", help="Answer with the previous recognizer again.")] = False,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Delete the vectors of the recognizer that does not answer.")
+    ] = False,
     force: Annotated[
         bool, typer.Option(help="With --to or --finish: leave out templates that cannot be embedded.")
     ] = False,
@@ -286,14 +276,14 @@ def migrate(
     """Migrate a gallery to another recognizer.
 
     Check with --status, start with --to, then --finish or --roll-back."""
-    if (step.to is not None) + step.status + step.roll_back + step.finish > 1:
+    if (to is not None) + status + roll_back + finish > 1:
         raise typer.BadParameter("Give only one of --to, --status, --roll-back and --finish.")
     with connect(server) as kith:
-        if step.to is not None:
-            migration = kith.migrate(name, step.to, force)
-        elif step.roll_back:
+        if to is not None:
+            migration = kith.migrate(name, to, force)
+        elif roll_back:
             migration = kith.roll_back(name)
-        elif step.finish:
+        elif finish:
             migration = kith.finish_migration(name, force)
         else:
             migration, wait = kith.migration(name), False

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
+from kith.wire.common import JobState
 from service.cli.calls import add_call
 from service.cli.connection import connect
 from service.cli.options import CommandGroup, GalleryFilter, JobId, ServerOptions
@@ -25,10 +26,8 @@ if TYPE_CHECKING:
     from kith.wire.jobs import JobItemOut, JobOut
 
 app = CommandGroup(help="Manage background jobs, such as bulk enrollment.", no_args_is_help=True)
+State = StrEnum("State", get_args(JobState))  # type: ignore[misc]  # Typer takes no list of literals
 Items = Annotated[bool, typer.Option("--items", help="Show every item, not only refused ones.")]
-
-
-State = StrEnum("State", "queued running succeeded failed canceled")
 
 
 def _state(job: JobOut) -> str:

@@ -1,4 +1,4 @@
-"""``kith gallery risk`` and ``kith calibrate``: thresholds and risks of a gallery."""
+"""Texts of ``kith gallery risk`` and ``kith calibrate``: thresholds and risks of a gallery."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from service.cli.connection import connect
-from service.cli.options import GalleryArgument, GalleryOption, ServerOptions, check_shares
+from service.cli.options import check_shares
 from service.cli.terminal import make_table, print_line, print_table
 
 if TYPE_CHECKING:
     from kith import Kith
     from kith.wire.risk import GalleryRiskOut, TargetOut
 
+TARGETS: Final = Annotated[
+    list[float] | None,
+    typer.Option(callback=check_shares, help="FPIR target; repeatable. Default: 0.1 to 0.0001."),
+]
 WARNINGS: Final = {
     "photos_of_one_sitting": "The photos of most subjects look like one sitting's: FNIR holds for photos like those. "
     "Enroll photos of another day.",
@@ -21,27 +24,6 @@ WARNINGS: Final = {
     "calibration: other ages, origins, masks or cameras. The threshold follows the gallery; check it with photos of "
     "strangers.",
 }
-
-
-def risk(
-    name: GalleryArgument,
-    server: ServerOptions,
-    fpir: Annotated[
-        list[float] | None,
-        typer.Option(callback=check_shares, help="FPIR target; repeatable. Default: 0.1 to 0.0001."),
-    ] = None,
-) -> None:
-    """Show the threshold for each FPIR, today and at ten times the size, and the evidence for it."""
-    with connect(server) as kith:
-        report = kith.risk(name, *(fpir or ()))
-    server.answer(report, lambda: _print_risk(report))
-
-
-def calibrate(gallery: GalleryOption, server: ServerOptions) -> None:
-    """Recalibrate a gallery's risk from all its templates, and show the result."""
-    with connect(server) as kith:
-        report = kith.calibrate(gallery)
-    server.answer(report, lambda: _print_risk(report))
 
 
 def format_risk(risk: dict[str, float]) -> str:
@@ -64,7 +46,7 @@ def misses_text(kith: Kith, risk: dict[str, float]) -> str:
     )
 
 
-def _print_risk(report: GalleryRiskOut) -> None:
+def print_risk(report: GalleryRiskOut) -> None:
     from service.risk.risk_report import GROWTH_FACTOR
 
     evidence = report.evidence

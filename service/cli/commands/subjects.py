@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -27,7 +24,6 @@ from service.cli.options import (
 from service.cli.terminal import EXIT_NO, list_table, make_table, print_line, print_table
 
 if TYPE_CHECKING:
-    from kith import Kith
     from kith.wire.subjects import EnrollOut, SubjectOut, TemplateOut
 
 app = CommandGroup(help="Manage subjects: enroll, rename, tag, export, erase.", no_args_is_help=True)
@@ -81,17 +77,6 @@ def show(subject: Subject, gallery: GalleryOption, server: ServerOptions) -> Non
     server.answer(document, print_text)
 
 
-@dataclass
-class _EnrollmentResult:
-    """Result per photo. ``unknown`` is a photo whose request failed without saying whether it is enrolled."""
-
-    subject: str
-    requested: int
-    enrolled: dict[str, EnrollOut] = field(default_factory=dict)
-    refused: list[dict[str, Any]] = field(default_factory=list)
-    unknown: str | None = None
-
-
 @app.command("enroll")
 def enroll_subject(
     subject: Subject,
@@ -104,64 +89,56 @@ def enroll_subject(
     """Enroll a subject from photos.
 
     Running the command again enrolls the photos again. Exit status 1 if a photo is refused."""
-    options = enrollment.fields()
-    result = _EnrollmentResult(subject, len(photos))
-    with _print_on_exit(result, server), connect(server) as kith:
-        for photo in photos:
-            _enroll_photo(kith, gallery, photo, options, result)
-        if name is not None and result.enrolled:
-            kith.update_subject(gallery, subject, name=name)
-    if result.refused:
+    from kith import KithClientError
+
+    enrolled: dict[str, EnrollOut] = {}
+    refused: list[dict[str, Any]] = []
+    unknown = None
+    try:
+        with connect(server) as kith:
+            for photo in photos:  # one in a request, because the problem of a single photo has more detail
+                content, unknown = photo.read_bytes(), str(photo)
+                try:
+                    enrolled[str(photo)] = kith.enroll(gallery, subject, content, **enrollment.fields())
+                except KithClientError as error:
+                    if error.status not in (409, 413, 422):
+                        refused_at_once = HTTPStatus.BAD_REQUEST <= error.status < HTTPStatus.INTERNAL_SERVER_ERROR
+                        unknown = None if refused_at_once else unknown
+                        raise
+                    refused.append({"photo": str(photo), **error.problem})
+                unknown = None
+            if name is not None and enrolled:
+                kith.update_subject(gallery, subject, name=name)
+    finally:  # print what a later photo, or Ctrl-C, ends, so that no photo is enrolled twice
+        if enrolled or refused or unknown:
+            document = {
+                "subject": subject,
+                "enrolled_count": len(enrolled),
+                "photos": list(enrolled),
+                "templates": [each.template for answer in enrolled.values() for each in answer.results],
+                "refused": refused,
+                "unknown": unknown,
+            }
+            server.answer(document, lambda: _print_enrolled(subject, len(photos), enrolled, refused, unknown))
+    if refused:
         raise typer.Exit(EXIT_NO)
 
 
-def _enroll_photo(kith: Kith, gallery: str, photo: Path, options: dict[str, Any], result: _EnrollmentResult) -> None:
-    """Send one photo per request, because the problem of a single photo has more detail."""
-    from kith import KithClientError
-
-    content = photo.read_bytes()
-    result.unknown = str(photo)
-    try:
-        result.enrolled[str(photo)] = kith.enroll(gallery, result.subject, content, **options)
-    except KithClientError as error:
-        if error.status not in (409, 413, 422):
-            if HTTPStatus.BAD_REQUEST <= error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-                result.unknown = None
-            raise
-        result.refused.append({"photo": str(photo), **error.problem})
-    result.unknown = None
-
-
-@contextmanager
-def _print_on_exit(result: _EnrollmentResult, server: ServerOptions) -> Iterator[None]:
-    """Print the result even if a later photo ends the command, so that no photo is enrolled twice."""
-    try:
-        yield
-    finally:
-        if result.enrolled or result.refused or result.unknown:
-            document = {
-                "subject": result.subject,
-                "enrolled_count": len(result.enrolled),
-                "photos": list(result.enrolled),
-                "templates": [each.template for answer in result.enrolled.values() for each in answer.results],
-                "refused": result.refused,
-                "unknown": result.unknown,
-            }
-            server.answer(document, lambda: _print_result(result))
-
-
-def _print_result(result: _EnrollmentResult) -> None:
-    print_line(f"{len(result.enrolled)} of {result.requested} photos enrolled as {result.subject}")
-    if 0 < len(result.enrolled) < result.requested:
-        for photo in result.enrolled:
+def _print_enrolled(
+    subject: str, requested: int, enrolled: dict[str, EnrollOut], refused: list[dict[str, Any]], unknown: str | None
+) -> None:
+    """Print the result of each photo. ``unknown``: one whose request failed without saying whether it is enrolled."""
+    print_line(f"{len(enrolled)} of {requested} photos enrolled as {subject}")
+    if 0 < len(enrolled) < requested:
+        for photo in enrolled:
             print_line(f"  {photo}: enrolled")
-    for photo, answer in result.enrolled.items():
+    for photo, answer in enrolled.items():
         if (count := answer.results[0].face_count or 1) > 1:
             print_line(f"  {photo}: the largest of {count} faces")
-    for problem in result.refused:
+    for problem in refused:
         print_line(f"  {problem['photo']}: {problem['code']}: {problem['detail'].rstrip('.')}. {problem['remedy']}")
-    if result.unknown is not None:
-        print_line(f"  {result.unknown}: result unknown. Check with 'kith subject show'.")
+    if unknown is not None:
+        print_line(f"  {unknown}: result unknown. Check with 'kith subject show'.")
 
 
 @app.command()
@@ -193,35 +170,6 @@ def update(
             changes["metadata"] = kept | entries
         updated = kith.update_subject(gallery, subject, **changes)
     server.answer(updated, _subject_table(updated))
-
-
-@decoy_app.command("add")
-def add_decoy(
-    subject: Subject,
-    photo: Annotated[Path, typer.Argument(help="Photo of the other person.", exists=True, dir_okay=False)],
-    gallery: GalleryOption,
-    server: ServerOptions,
-    largest_face: Annotated[
-        bool, typer.Option("--largest-face", help="Take the largest face if the photo shows several.")
-    ] = False,
-    allow_low_quality: Annotated[
-        bool, typer.Option("--allow-low-quality", help="Accept a photo below the gallery's quality gate.")
-    ] = False,
-    detail: DetailOption = None,
-) -> None:
-    """State that the person of a photo is not this subject.
-
-    Faces more similar to it than to the subject are not identified as the subject any more."""
-    with connect(server) as kith:
-        decoy = kith.add_decoy(
-            gallery,
-            subject,
-            photo.read_bytes(),
-            face="largest" if largest_face else "only",
-            allow_low_quality=allow_low_quality,
-            detail=detail,
-        )
-    server.answer(decoy, f"Noted: {photo} is not {subject}. Undo: kith decoy delete {subject} {decoy.id} -g {gallery}")
 
 
 def _parse_metadata(text: str, option: str) -> tuple[str, Any]:
@@ -295,6 +243,26 @@ add_call(
     "Erased template {template} of {subject}; receipt {0.id}",
     confirm="Erase template {template} of {subject!r}?",
     part="receipt",
+)
+add_call(
+    decoy_app,
+    "add",
+    "add_decoy",
+    "Noted: {photo} is not {subject}. Undo: kith decoy delete {subject} {0.id} -g {gallery}",
+    note="Faces more similar to it than to the subject are not identified as the subject any more.",
+    photo=Annotated[Path, typer.Argument(help="Photo of the other person.", exists=True, dir_okay=False)],
+    face=Annotated[
+        bool,
+        typer.Option(
+            "--largest-face",
+            callback=lambda largest: "largest" if largest else "only",
+            help="Take the largest face if the photo shows several.",
+        ),
+    ],
+    allow_low_quality=Annotated[
+        bool, typer.Option("--allow-low-quality", help="Accept a photo below the gallery's quality gate.")
+    ],
+    detail=DetailOption,
 )
 add_call(decoy_app, "list", "decoys", ("Decoy=id", "kind", "in_use", "created_at"), part="decoys")
 add_call(
