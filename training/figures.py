@@ -56,8 +56,8 @@ HEADS: Final[Mapping[str, CosineHead]] = {  # of ArcFace's figures 4(b) and 5, a
 
 def target_curve(head: CosineHead, angles_rad: Floats) -> Floats:
     """Return the unscaled target logit at each angle."""
-    cosines = torch.from_numpy(np.cos(angles_rad))
-    values: Floats = head.target_cosines(cosines, torch.ones_like(cosines)).numpy()
+    angles = torch.from_numpy(angles_rad)
+    values: Floats = head.target_cosines(angles, torch.ones_like(angles)).numpy()
     return values
 
 

@@ -276,7 +276,8 @@ def read_excluded(root: Path, listing: Path | None) -> frozenset[Path | str]:
     """Return what a list of photos to leave out names: paths, and names of photos in any folder. See `is_excluded`.
 
     A line is a path below ``root``, or the name of a photo in any folder, as in InsightFace's lists for MegaFace and
-    FaceScrub. Lines that begin with # are comments. Raises ConfigError: the list cannot be read.
+    FaceScrub; in a line with tabs, the second field counts, as there. Lines that begin with # are comments. Raises
+    ConfigError: the list cannot be read.
     """
     if listing is None:
         return frozenset()
@@ -284,7 +285,8 @@ def read_excluded(root: Path, listing: Path | None) -> frozenset[Path | str]:
         lines = listing.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{listing} cannot be read: {error}. Save it as UTF-8, one path per line") from error
-    entries = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#")]
+    named = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#")]
+    entries = [line.split("\t")[1] if "\t" in line else line for line in named]
     return frozenset([*(root / entry for entry in entries), *(entry for entry in entries if "/" not in entry)])
 
 

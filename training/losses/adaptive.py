@@ -11,7 +11,7 @@ from torch import Tensor
 from training import distributed
 from training.bounds import fixed_scale
 from training.errors import require
-from training.losses.core import CosineHead, clamp_cosines, require_classes, require_option
+from training.losses.core import CosineHead, clamp_cosines, half_angles, require_classes, require_option
 from training.losses.margins import ArcFace, NormFace, add_angle
 
 MarginKind = Literal["arc", "cos"]
@@ -30,7 +30,8 @@ class AdaCos(CosineHead):
     "Dynamically adaptive scale parameter".
 
     s(0) = sqrt(2) ln(C - 1);  s(t) = ln B_avg / cos(min(pi/4, theta_med)). B_avg is the mean over the global batch of
-    sum_{k != y} exp(s(t-1) cos theta_k). theta_med is the median target angle. No gradient passes through s.
+    sum_{k != y} exp(s(t-1) cos theta_k). theta_med is the median target angle, of an even
+    batch the mean of the middle two. No gradient passes through s.
     ``scale_floor``: lower bound of s. ln B_avg can reach 0 once every non-target cosine is negative.
     """
 
@@ -47,7 +48,8 @@ class AdaCos(CosineHead):
         # Computed by logsumexp: plain exp overflows float32 near s = 100.
         log_b_B = self._all_gather(torch.logsumexp(others_BC, 1))
         log_b_avg = torch.logsumexp(log_b_B, 0) - math.log(len(log_b_B))
-        theta_med = self._all_gather(torch.arccos(cos_BC.gather(1, index_B1))).median()
+        theta_B = self._all_gather(torch.arccos(clamp_cosines(cos_BC.gather(1, index_B1)))).flatten().sort().values
+        theta_med = (theta_B[(len(theta_B) - 1) // 2] + theta_B[len(theta_B) // 2]) / 2
         self.scale.copy_((log_b_avg / torch.cos(theta_med.clamp(max=math.pi / 4))).clamp(min=self.scale_floor))
 
 
@@ -73,6 +75,11 @@ class SubCenterArcFace(ArcFace):
         """Return (C, d) mean directions of the centers of each class."""
         return torch.nn.functional.normalize(self.weight).view(self.num_classes, self.centers, -1).mean(1)
 
+    def target_weights(self, embeddings_BD: Tensor, index_B: Tensor) -> Tensor:
+        centers_BKD = self.weight.view(self.num_classes, self.centers, -1)[index_B]
+        nearest_B = half_angles(embeddings_BD[:, None], centers_BKD).argmin(1)
+        return centers_BKD.take_along_dim(nearest_B[:, None, None], 1)[:, 0]
+
     def cosines(self, embeddings_BD: Tensor) -> Tensor:
         return super().cosines(embeddings_BD).view(len(embeddings_BD), self.num_classes, self.centers).amax(2)
 
@@ -80,8 +87,7 @@ class SubCenterArcFace(ArcFace):
     def target_angle_deg(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
         """Return the mean angle to the nearest center."""
         centers_BKD = self.weight.view(self.num_classes, self.centers, -1)[labels_B]
-        cosines_B = torch.nn.functional.cosine_similarity(embeddings_BD[:, None], centers_BKD, dim=2).amax(1)
-        return torch.rad2deg(torch.arccos(clamp_cosines(cosines_B))).mean()
+        return torch.rad2deg(half_angles(embeddings_BD[:, None], centers_BKD).amin(1)).mean()
 
 
 class CurricularFace(ArcFace):
@@ -110,7 +116,7 @@ class CurricularFace(ArcFace):
         self.t.lerp_(mean.to(self.t.dtype), 1 - self.momentum)
 
     def non_target_cosines(self, cos_BC: Tensor, labels_B: Tensor) -> Tensor:
-        target_B1 = cos_BC.gather(1, labels_B[:, None])
+        target_B1 = clamp_cosines(cos_BC.gather(1, labels_B[:, None]))
         m = self.margin_rad * self.margin_share
         threshold_B1 = target_B1 * math.cos(m) - torch.sqrt(1 - target_B1**2) * math.sin(m)
         return torch.where(cos_BC > threshold_B1, cos_BC * (self.t + cos_BC), cos_BC)
@@ -139,10 +145,10 @@ class MagFace(CosineHead):
         require(valid, "MagFace needs 0 < l_a < u_a, 0 <= l_m <= u_m < pi and lambda_g >= 0")
         self.l_a, self.u_a, self.l_m, self.u_m, self.lambda_g = l_a, u_a, l_m, u_m, lambda_g
 
-    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
+    def target_cosines(self, theta_B: Tensor, norms_B: Tensor) -> Tensor:
         a_B = norms_B.clamp(self.l_a, self.u_a)
         m_B = self.l_m + (self.u_m - self.l_m) * (a_B - self.l_a) / (self.u_a - self.l_a)
-        return add_angle(cos_B, m_B * self.margin_share)
+        return add_angle(theta_B, m_B * self.margin_share)
 
     def regularizer(self, norms_B: Tensor) -> Tensor | float:
         a_B = norms_B.clamp(self.l_a, self.u_a)
@@ -183,12 +189,11 @@ class AdaFace(CosineHead):
         self.mean.lerp_(lengths.mean().to(self.mean.dtype), self.alpha)
         self.std.lerp_(lengths.std().to(self.std.dtype), self.alpha)
 
-    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
+    def target_cosines(self, theta_B: Tensor, norms_B: Tensor) -> Tensor:
         lengths_B = norms_B.detach().clamp(1e-3, 100)
         q_B = (self.h * (lengths_B - self.mean) / (self.std + 1e-3)).clamp(-1, 1)
         m = self.margin * self.margin_share
-        theta_B = (torch.arccos(cos_B) - m * q_B).clamp(1e-3, math.pi - 1e-3)
-        return torch.cos(theta_B) - (m * q_B + m)
+        return torch.cos((theta_B - m * q_B).clamp(1e-3, math.pi - 1e-3)) - (m * q_B + m)
 
 
 class ElasticFace(CosineHead):
@@ -217,14 +222,14 @@ class ElasticFace(CosineHead):
         self.margin, self.sigma, self.kind, self.plus = margin, sigma, kind, plus
         self.compares_samples = plus
 
-    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
-        drawn_B = torch.randn_like(cos_B)
+    def target_cosines(self, theta_B: Tensor, norms_B: Tensor) -> Tensor:
+        drawn_B = torch.randn_like(theta_B)
         if self.plus and self.gets_global_batch:
             # Every rank has its own random numbers, and sorts the same batch.
             drawn_B = distributed.broadcast_first(drawn_B)
         m_B = self.margin + (self.sigma if self.training else 0.0) * drawn_B
         if self.plus:
-            nearest_first_B = cos_B.detach().argsort(descending=True, stable=True)
+            nearest_first_B = theta_B.detach().argsort(stable=True)
             m_B = torch.empty_like(m_B).scatter(0, nearest_first_B, m_B.sort().values)
         m_B = m_B * self.margin_share
-        return add_angle(cos_B, m_B) if self.kind == "arc" else cos_B - m_B
+        return add_angle(theta_B, m_B) if self.kind == "arc" else torch.cos(theta_B) - m_B

@@ -36,13 +36,26 @@ def clamp_cosines(cosines: Tensor) -> Tensor:
 
 
 def cosine_matrix(rows_AD: Tensor, columns_BD: Tensor) -> Tensor:
-    """Return (A, B) cosines of (A, d) and (B, d) vectors of any length, strictly inside (-1, 1)."""
-    return clamp_cosines(F.linear(F.normalize(upcast(rows_AD)), F.normalize(upcast(columns_BD))))
+    """Return (A, B) cosines of (A, d) and (B, d) vectors of any length."""
+    return F.linear(F.normalize(upcast(rows_AD)), F.normalize(upcast(columns_BD)))
+
+
+def half_angles(a_BD: Tensor, b_BD: Tensor) -> Tensor:
+    """Return the (B,) angles in radians between the rows of two matrices, as 2 atan2(|a - b|, |a + b|) of unit vectors:
+    near 0 and pi, a cosine rounds, and has lost the angle. Where it is 0 or pi, the gradient is 0."""
+    a_BD, b_BD = F.normalize(upcast(a_BD), dim=-1), F.normalize(upcast(b_BD), dim=-1)
+    return 2 * torch.atan2((a_BD - b_BD).norm(dim=-1), (a_BD + b_BD).norm(dim=-1))
+
+
+def angle_matrix(rows_AD: Tensor, columns_BD: Tensor) -> Tensor:
+    """Return (A, B) angles in radians, by float64, whose cosines still tell an angle of 1e-6 from 0."""
+    cos_AB = F.linear(F.normalize(rows_AD.double()), F.normalize(columns_BD.double()))
+    return torch.arccos(cos_AB.clamp(-1 + 1e-15, 1 - 1e-15)).to(upcast(rows_AD).dtype)
 
 
 def mean_angle_deg(a_BD: Tensor, b_BD: Tensor) -> Tensor:
     """Return the mean angle in degrees between the rows of two (B, d) matrices."""
-    return torch.rad2deg(torch.arccos(clamp_cosines(F.cosine_similarity(a_BD, b_BD)))).mean()
+    return torch.rad2deg(half_angles(a_BD, b_BD)).mean()
 
 
 def require_classes(num_classes: int) -> None:
@@ -100,11 +113,11 @@ class Head(nn.Module, ABC):
         if weights_CD is None:
             return None
         x_BD, weights_CD = upcast(embeddings_BD), upcast(weights_CD)
-        own_B = clamp_cosines(F.cosine_similarity(x_BD, weights_CD[labels_B]))
         step = -(-len(weights_CD) // MAX_OTHER_CLASSES)
         classes_K = torch.arange(0, len(weights_CD), step, device=labels_B.device)
-        others_BK = cosine_matrix(x_BD, weights_CD[::step]).masked_fill(labels_B[:, None] == classes_K, torch.nan)
-        return torch.rad2deg(torch.arccos(own_B)), torch.rad2deg(torch.arccos(others_BK))
+        cos_BK = cosine_matrix(x_BD, weights_CD[::step]).masked_fill(labels_B[:, None] == classes_K, torch.nan)
+        own_B, others_BK = half_angles(x_BD, weights_CD[labels_B]), torch.arccos(clamp_cosines(cos_BK))
+        return torch.rad2deg(own_B), torch.rad2deg(others_BK)
 
     def optimizer_step(self, optimizer: Optimizer) -> AbstractContextManager[None]:
         """Return a context manager that wraps the optimizer's step."""
@@ -185,15 +198,19 @@ class CosineHead(Head):
         return {"scale": self.scale}
 
     def cosines(self, embeddings_BD: Tensor) -> Tensor:
-        """Return cos_BC, strictly inside (-1, 1)."""
+        """Return cos_BC."""
         return cosine_matrix(embeddings_BD, self.weight)
+
+    def target_weights(self, embeddings_BD: Tensor, index_B: Tensor) -> Tensor:
+        """Return the (B, d) weights whose cosines are those of the classes ``index_B``."""
+        return self.weight[index_B]
 
     def update_statistics(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
         """Update running statistics from the batch. Called without gradient, in training only, before the logits."""
 
-    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
-        """Return the (B,) values that replace the target cosines, from (B,) cosines and (B,) lengths of x."""
-        return cos_B
+    def target_cosines(self, theta_B: Tensor, norms_B: Tensor) -> Tensor:
+        """Return the (B,) values that replace the target cosines, from (B,) angles and lengths of x."""
+        return torch.cos(theta_B)
 
     def non_target_cosines(self, cos_BC: Tensor, labels_B: Tensor) -> Tensor:
         """Return the (B, C) values that replace the cosines of the other classes."""
@@ -216,13 +233,21 @@ class CosineHead(Head):
         others_BC = self.non_target_cosines(cos_BC, labels_B)
         if self.interclass_filter:
             others_BC = others_BC.masked_fill(cos_BC > self.interclass_filter, 0.0)
-        cos_B = cos_BC.gather(1, index_B1).squeeze(1)
+        theta_B = self._target_angles(embeddings_BD, index_B1[:, 0], cos_BC.gather(1, index_B1).squeeze(1))
         if self.compares_samples and self.gets_global_batch:
             here_B = labels_B >= 0
-            cos_B = torch.where(here_B, cos_B, distributed.all_reduce_sum(torch.where(here_B, cos_B, 0)))
-        target_B1 = self.target_cosines(cos_B, norms_B)[:, None]
+            theta_B = torch.where(here_B, theta_B, distributed.all_reduce_sum(torch.where(here_B, theta_B, 0)))
+        target_B1 = self.target_cosines(theta_B, norms_B)[:, None]
         target_B1 = torch.where(labels_B[:, None] >= 0, target_B1, others_BC.gather(1, index_B1))
         return self.scale * others_BC.scatter(1, index_B1, target_B1)
+
+    def _target_angles(self, embeddings_BD: Tensor, index_B: Tensor, cos_B: Tensor) -> Tensor:
+        """Return the exact angles of (B,) cosines. The gradient passes through the cosines: that of the chosen weights
+        would need memory for all of them."""
+        with torch.no_grad():
+            theta_B = half_angles(embeddings_BD, self.target_weights(embeddings_BD, index_B))
+            slope_B = -1 / theta_B.sin().clamp(min=10 * torch.finfo(theta_B.dtype).eps)
+        return theta_B + slope_B * (cos_B - cos_B.detach())
 
     def _measure_accuracy(self, cos_BC: Tensor, labels_B: Tensor) -> Tensor:
         if not self.gets_global_batch:

@@ -36,8 +36,8 @@ class CosFace(CosineHead):
         require(0 <= margin < 2, f"a cosine margin lies in [0, 2), not {margin}")
         self.margin = margin
 
-    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
-        return cos_B - self.margin * self.margin_share
+    def target_cosines(self, theta_B: Tensor, norms_B: Tensor) -> Tensor:
+        return torch.cos(theta_B) - self.margin * self.margin_share
 
 
 class AdaptiveCosFace(CosFace):
@@ -66,23 +66,23 @@ class ArcFace(CosineHead):
         require_option(beyond, Beyond, "beyond")
         self.margin_rad, self.beyond = margin, beyond
 
-    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
-        return add_angle(cos_B, torch.full_like(cos_B, self.margin_rad * self.margin_share), self.beyond)
+    def target_cosines(self, theta_B: Tensor, norms_B: Tensor) -> Tensor:
+        return add_angle(theta_B, torch.full_like(theta_B, self.margin_rad * self.margin_share), self.beyond)
 
 
-def add_angle(cos_B: Tensor, margin_rad_B: Tensor, beyond: Beyond = "linear") -> Tensor:
-    """Return cos(theta + m) by the addition theorem, with a fallback beyond theta = pi - m (see `ArcFace`)."""
-    m = margin_rad_B
-    with_margin = cos_B * torch.cos(m) - torch.sqrt(1 - cos_B**2) * torch.sin(m)
+def add_angle(theta_B: Tensor, margin_rad_B: Tensor, beyond: Beyond = "linear") -> Tensor:
+    """Return cos(theta + m), with a fallback beyond theta = pi - m (see `ArcFace`)."""
+    m, cos_B = margin_rad_B, torch.cos(theta_B)
+    with_margin = torch.cos(theta_B + m)
     match beyond:
         case "easy":
-            return torch.where(cos_B > 0, with_margin, cos_B)
+            return torch.where(theta_B < math.pi / 2, with_margin, cos_B)
         case "linear":
             fallback = cos_B - m * torch.sin(m)
         case "continuous":
             # cos(pi - m) - (1 - cos m) = -1 = cos((pi - m) + m)
             fallback = cos_B - (1 - torch.cos(m))
-    return torch.where(cos_B > -torch.cos(m), with_margin, fallback)
+    return torch.where(theta_B < math.pi - m, with_margin, fallback)
 
 
 class CombinedMargin(CosineHead):
@@ -108,15 +108,15 @@ class CombinedMargin(CosineHead):
         require_option(beyond, CombinedBeyond, "beyond")
         self.m1, self.m2_rad, self.m3, self.beyond = m1, m2, m3, beyond
 
-    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
+    def target_cosines(self, theta_B: Tensor, norms_B: Tensor) -> Tensor:
         share = self.margin_share
         m1, m2, m3 = 1 + (self.m1 - 1) * share, self.m2_rad * share, self.m3 * share
-        angle_B = m1 * torch.arccos(cos_B) + m2
+        angle_B = m1 * theta_B + m2
         target_B = torch.cos(angle_B)
         if self.beyond == "continuous":
             # At theta = (pi - m2) / m1 the formula is -1.
             boundary = math.cos(min(math.pi, (math.pi - m2) / m1))
-            target_B = torch.where(angle_B < math.pi, target_B, cos_B - boundary - 1)
+            target_B = torch.where(angle_B < math.pi, target_B, torch.cos(theta_B) - boundary - 1)
         return target_B - m3
 
 

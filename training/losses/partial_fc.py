@@ -14,12 +14,11 @@ from typing import TypeGuard
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from training import distributed
 from training.errors import require
-from training.losses.core import CosineHead, Head, clamp_cosines
+from training.losses.core import CosineHead, Head, half_angles
 
 
 class PartialFC(Head):
@@ -90,8 +89,7 @@ class PartialFC(Head):
 
     @torch.no_grad()
     def _own_angle(self, x_AD: Tensor, labels_A: Tensor) -> Tensor:
-        cos_A = F.cosine_similarity(x_AD, self.head.weight[labels_A.clamp(min=0)])
-        angles_A = torch.rad2deg(torch.arccos(clamp_cosines(cos_A)))
+        angles_A = torch.rad2deg(half_angles(x_AD, self.head.weight[labels_A.clamp(min=0)]))
         return torch.where(labels_A >= 0, angles_A, 0).mean() * distributed.world_size()
 
     @torch.no_grad()

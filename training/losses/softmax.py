@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from training import distributed
 from training.bounds import l2_softmax_alpha_bound
 from training.errors import require
-from training.losses.core import Head, cosine_matrix, require_classes, top_share
+from training.losses.core import Head, clamp_cosines, cosine_matrix, require_classes, top_share
 
 
 class Softmax(Head):
@@ -99,7 +99,7 @@ def psi(cos_B: Tensor, m: int) -> Tensor:
     before_B, value_B = torch.ones_like(cos_B), cos_B
     for _ in range(m - 1):
         before_B, value_B = value_B, 2 * cos_B * value_B - before_B
-    k_B = torch.floor(torch.arccos(cos_B.detach()) * m / math.pi).clamp(max=m - 1)
+    k_B = torch.floor(torch.arccos(clamp_cosines(cos_B.detach())) * m / math.pi).clamp(max=m - 1)
     return (1 - 2 * (k_B % 2)) * value_B - 2 * k_B
 
 

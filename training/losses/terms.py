@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from training import distributed
 from training.errors import require
-from training.losses.core import clamp_cosines, cosine_matrix, require_option, upcast
+from training.losses.core import angle_matrix, cosine_matrix, half_angles, require_option, upcast
 
 Mining = Literal["semi_hard", "all"]
 
@@ -58,15 +58,14 @@ class Intra(ClassTerm):
     """Intra loss, (1/(pi N)) sum_i theta_y: ArcFace, eq. 5, without L2."""
 
     def class_loss(self, x_BD: Tensor, labels_B: Tensor, weights_CD: Tensor) -> Tensor:
-        cos_B = F.cosine_similarity(x_BD, weights_CD[labels_B])
-        return torch.arccos(clamp_cosines(cos_B)).mean() / math.pi
+        return half_angles(x_BD, weights_CD[labels_B]).mean() / math.pi
 
 
 class Inter(ClassTerm):
     """Inter loss, -(1/(pi N (C-1))) sum_i sum_{j != y} arccos(W_y W_j): ArcFace, eq. 6, without L2."""
 
     def class_loss(self, x_BD: Tensor, labels_B: Tensor, weights_CD: Tensor) -> Tensor:
-        angles_BC = torch.arccos(cosine_matrix(weights_CD[labels_B], weights_CD))
+        angles_BC = angle_matrix(weights_CD[labels_B], weights_CD)
         others_BC = angles_BC.scatter(1, labels_B[:, None], 0.0)
         return -others_BC.sum() / (math.pi * len(x_BD) * (len(weights_CD) - 1))
 
@@ -84,7 +83,8 @@ class MinimumEnergy(ClassTerm):
         self.power = power
 
     def class_loss(self, x_BD: Tensor, labels_B: Tensor, weights_CD: Tensor) -> Tensor:
-        squares_BC = 2 - 2 * cosine_matrix(weights_CD[labels_B], weights_CD)
+        # Two equal weights have the energy of a distance near 0, and no gradient.
+        squares_BC = 4 * (angle_matrix(weights_CD[labels_B], weights_CD) / 2).sin().square().clamp(min=5e-8)
         energy_BC = -0.5 * squares_BC.log() if self.power == 0 else squares_BC ** (-self.power / 2)
         others_BC = energy_BC.scatter(1, labels_B[:, None], 0.0)
         return others_BC.sum() / (len(x_BD) * (len(weights_CD) - 1))
@@ -146,7 +146,7 @@ class Triplet(BatchTerm):
         self.margin_rad, self.mining = margin, mining
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
-        theta_BB = torch.arccos(cosine_matrix(x_BD, x_BD))
+        theta_BB = angle_matrix(x_BD, x_BD)
         same_BB = labels_B[:, None] == labels_B
         negatives_B1 = (~same_BB).sum(1, keepdim=True)
         # Negatives of each anchor by their angle, positives behind them. No indexing by masks, whose size a GPU would

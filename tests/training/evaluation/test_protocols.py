@@ -156,6 +156,9 @@ def test_a_refined_list_excludes_photos(tmp_path: Path, caplog: pytest.LogCaptur
         "b",
         "c",
     ]
+    # As its list for MegaFace, whose second field is the path.
+    (tmp_path / "noisy.txt").write_text("# noisy\n17\ta/2.jpg\r\n18\tc/1.jpg\tx\n")
+    assert [listed.names for listed in [list_identities(config)]] == [("a", "b")]
     (tmp_path / "noisy.txt").write_text("a/7.jpg\n")
     with caplog.at_level("WARNING"):
         assert len(list_identities(config)) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -21,9 +22,10 @@ def test_adacos_starts_at_the_papers_scale() -> None:
     assert float(AdaCos(DIM, 10_575).scale) == pytest.approx(13.10, abs=0.01)
 
 
-def test_adacos_follows_equations_15_and_16(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("count", [BATCH, 12, 2, 1])
+def test_adacos_follows_equations_15_and_16(rng: np.random.Generator, count: int) -> None:
     built = AdaCos(DIM, CLASSES)
-    x, y = rng.normal(size=(BATCH, DIM)), rng.integers(CLASSES, size=BATCH)
+    x, y = rng.normal(size=(count, DIM)), rng.integers(CLASSES, size=count)
     s = fixed_scale(CLASSES)
     for _ in range(3):
         w = built.weight.detach().double().numpy()
@@ -31,8 +33,7 @@ def test_adacos_follows_equations_15_and_16(rng: np.random.Generator) -> None:
         others = [
             sum(math.exp(s * c) for k, c in enumerate(row) if k != label) for row, label in zip(cosines, y, strict=True)
         ]
-        angles = sorted(math.acos(cosines[i][label]) for i, label in enumerate(y))
-        median = angles[(BATCH - 1) // 2]  # torch's median of an even count is the lower one
+        median = statistics.median(math.acos(cosines[i][label]) for i, label in enumerate(y))
         s = max(1.0, math.log(paper.mean(others)) / math.cos(min(math.pi / 4, median)))
         built(torch.from_numpy(x).float(), torch.from_numpy(y))
         assert float(built.scale) == pytest.approx(s, rel=1e-4)

@@ -325,12 +325,12 @@ def test_elasticface_draws_one_margin_per_sample() -> None:
     cosines = torch.linspace(-0.5, 0.9, 2000, dtype=torch.float64)
     drawn = ElasticFace(DIM, CLASSES, sigma=0.05, kind="cos", margin=0.35)
     torch.manual_seed(0)
-    margins = cosines - drawn.target_cosines(cosines, cosines)
+    margins = cosines - drawn.target_cosines(cosines.arccos(), cosines)
     assert float(margins.mean()) == pytest.approx(0.35, abs=0.005)
     assert float(margins.std()) == pytest.approx(0.05, abs=0.005)
     sorted_ones = ElasticFace(DIM, CLASSES, sigma=0.05, kind="cos", margin=0.35, plus=True)
     torch.manual_seed(0)
-    margins_plus = cosines - sorted_ones.target_cosines(cosines, cosines)
+    margins_plus = cosines - sorted_ones.target_cosines(cosines.arccos(), cosines)
     # The same random margins, with the larger one for the farther sample.
     assert torch.allclose(margins_plus.sort().values, margins.sort().values)
     assert bool((margins_plus.diff() <= 0).all())
@@ -384,7 +384,7 @@ def test_pytorch_metric_learning_agrees(make: Callable[[], Head], make_oracle: C
 
 
 @pytest.mark.parametrize("name", HEAD_CASES)
-@pytest.mark.parametrize("theta", [1e-3, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-3])
+@pytest.mark.parametrize("theta", [1e-5, 1e-3, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-3])
 def test_a_head_matches_its_paper_at_the_edges(name: str, theta: float) -> None:
     """Near the center, on both sides of ArcFace's boundary, and opposite the center: value, and slope by the angle."""
     make, expected = HEAD_CASES[name]
@@ -411,6 +411,82 @@ def test_a_head_matches_its_paper_at_the_edges(name: str, theta: float) -> None:
     step = 1e-7
     slope = (expected(at(theta + step), w, y) - expected(at(theta - step), w, y)) / (2 * step)
     assert by_angle == pytest.approx(slope, rel=1e-4, abs=1e-4)
+
+
+def near(theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return an embedding of length 2 at an angle from a weight of length 3, the weight, and the directions in which
+    they move apart: the slope of the angle along these is 1/2 and 1/3."""
+    axes = torch.linalg.qr(torch.randn(DIM, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(2)))[0]
+    x = math.cos(theta) * axes[0] + math.sin(theta) * axes[1]
+    away = math.cos(theta) * axes[1] - math.sin(theta) * axes[0]
+    return (2 * x).to(dtype), (3 * axes[0]).to(dtype), away.to(dtype), -axes[1].to(dtype)
+
+
+PRECISIONS = [(torch.float64, theta) for theta in (1e-6, 1e-5, 1e-4, 1e-3)]
+PRECISIONS += [(torch.float32, theta) for theta in (1e-4, 3e-4, 1e-3)]
+
+
+@pytest.mark.parametrize("name", ["intra", "inter", "triplet", "triplet all"])
+@pytest.mark.parametrize(("dtype", "theta"), PRECISIONS)
+def test_angles_near_zero_have_their_value_and_slope(name: str, dtype: torch.dtype, theta: float) -> None:
+    x, w, x_away, w_away = near(theta, dtype)
+    x.requires_grad_()
+    w.requires_grad_()
+    rel = 1e-3 if dtype == torch.float64 else 0.02
+    if name == "intra":
+        loss = term(name)(x[None], torch.tensor([0]), w[None])
+        value, slope_x, slope_w = theta / math.pi, 1 / (2 * math.pi), 1 / (3 * math.pi)
+    elif name == "inter":
+        loss = term(name)(x[None], torch.tensor([0]), torch.stack([x, w]))
+        value, slope_x, slope_w = -theta / math.pi, -1 / (2 * math.pi), -1 / (3 * math.pi)
+    else:  # an anchor with a positive and a negative across, 90 degrees from both
+        across = torch.linalg.svd(torch.stack([x, w]).detach().double())[2][2].to(dtype)
+        kind = {"mining": "all"} if name == "triplet all" else {}
+        loss = term("triplet", margin=2.0, **kind)(torch.stack([x, w, across]), torch.tensor([0, 0, 1]), None)
+        value, slope_x, slope_w = theta + 2 - math.pi / 2, 1 / 2, 1 / 3
+    loss.backward()
+    assert loss.item() == pytest.approx(value, rel=rel)
+    assert x.grad is not None
+    assert w.grad is not None
+    assert float(x.grad @ x_away) == pytest.approx(slope_x, rel=rel)
+    assert float(w.grad @ w_away) == pytest.approx(slope_w, rel=rel)
+
+
+TARGETS: dict[str, paper.Target] = {
+    "arcface": paper.arc(0.5),
+    "sphereface": paper.combined(1.35, 0, 0),
+    "cm1": paper.combined(1, 0.3, 0.2),
+    "cm2": paper.combined(0.9, 0.4, 0.15),
+    "subcenter_arcface": paper.arc(0.5),
+    "elasticface": paper.arc(0.5),
+    "curricularface": paper.arc(0.5),
+    "cosface": lambda t, _: math.cos(t) - 0.35,
+    "magface": paper.arc(0.45),  # the margin of a length below l_a
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(("dtype", "theta"), PRECISIONS)
+def test_a_targets_slope_is_exact_near_its_center(name: str, dtype: torch.dtype, theta: float) -> None:
+    x, w, x_away, w_away = near(theta, dtype)
+    x.requires_grad_()
+    options = {"sigma": 0.0} if name == "elasticface" else {}
+    built = head(name, scale=S, **options).to(dtype)
+    assert isinstance(built, CosineHead)
+    weight = weights_of(built)
+    with torch.no_grad():
+        weight.copy_(-w)
+        weight[0] = w
+    target = built.logits(x[None], torch.tensor([0]))[0, 0]
+    target.backward()  # type: ignore[no-untyped-call]
+    value = TARGETS[name]
+    slope = S * (value(theta + 1e-6, 2) - value(theta - 1e-6, 2)) / 2e-6
+    rel = 1e-3 if dtype == torch.float64 else 0.02
+    assert target.item() == pytest.approx(S * value(theta, 2), rel=1e-6)
+    assert x.grad is not None
+    assert weight.grad is not None
+    assert float(x.grad @ x_away) == pytest.approx(slope / 2, rel=rel, abs=1e-5)
+    assert float(weight.grad[0] @ w_away) == pytest.approx(slope / 3, rel=rel, abs=1e-5)
 
 
 ANGLES = [0.0, 1e-4, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-4, math.pi]
@@ -506,8 +582,8 @@ def test_a_margin_grows_from_zero(name: str, batch: Any) -> None:
 def test_arcface_on_both_sides_of_its_boundary(beyond: Beyond) -> None:
     m = 0.5
     boundary = math.pi / 2 if beyond == "easy" else math.pi - m
-    cosines = torch.tensor([math.cos(boundary - 1e-7), math.cos(boundary + 1e-7)], dtype=torch.float64)
-    before, after = ArcFace(DIM, CLASSES, 1.0, m, beyond).target_cosines(cosines, cosines).tolist()
+    angles = torch.tensor([boundary - 1e-7, boundary + 1e-7], dtype=torch.float64)
+    before, after = ArcFace(DIM, CLASSES, 1.0, m, beyond).target_cosines(angles, angles).tolist()
     assert before == pytest.approx(math.cos(boundary + m), abs=1e-6)
     jump = {
         "linear": -1 - (math.cos(boundary) - m * math.sin(m)),
@@ -518,12 +594,12 @@ def test_arcface_on_both_sides_of_its_boundary(beyond: Beyond) -> None:
 
 
 def test_a_combined_margin_never_rises_with_the_angle() -> None:
-    cosines = torch.cos(torch.linspace(1e-3, math.pi - 1e-3, 500, dtype=torch.float64))
+    angles = torch.linspace(1e-3, math.pi - 1e-3, 500, dtype=torch.float64)
     for built in (SphereFace(DIM, CLASSES), CombinedMargin(DIM, CLASSES, m1=1.2, m2=0.6, m3=0.1)):
-        target = built.target_cosines(cosines, cosines)
+        target = built.target_cosines(angles, angles)
         assert bool((target.diff() < 0).all())
         assert float(target.diff().abs().max()) < 0.02  # nor does it jump
-    plain = SphereFace(DIM, CLASSES, beyond="plain").target_cosines(cosines, cosines)
+    plain = SphereFace(DIM, CLASSES, beyond="plain").target_cosines(angles, angles)
     assert bool((plain.diff() > 0).any())
 
 
