@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from functools import wraps
 from pathlib import Path
@@ -334,7 +335,14 @@ def _override(document: dict[str, Any], key: str, text: str) -> None:
         sections = ("data", "backbone", "augment", "distill", "loop")
         known = ["name", "head.name", "head.OPTION", "terms.NAME", "terms.NAME.OPTION", "validation"]
         known += [f"{name}.{option}" for name in sections for option in document[name]]
-        raise ConfigError(f"unknown setting {key!r}. Settings: {', '.join(known)}")
+        raise ConfigError(f"unknown setting {key!r}{_nearest(key, known)}")
+
+
+def _nearest(key: str, known: Sequence[str]) -> str:
+    """Return a sentence that names the known key nearest to an unknown one, or where all are listed."""
+    last = key.rpartition(".")[2]
+    found = difflib.get_close_matches(key, known, 1) or [name for name in known if name.endswith(f".{last}")]
+    return f". Did you mean {found[0]}?" if found else ". docs/training.md lists the settings"
 
 
 def _value(text: str) -> Any:

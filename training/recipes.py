@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from models.pack.loading import BUNDLED_PACK
 from models.vision.alignment import CROP_SIZE_PX
@@ -249,34 +248,3 @@ def compared(
         terms=terms,
         loop=LoopConfig(epochs=epochs, warmup=0.25, margin_warmup=0.25, ema_decay=0.99, seed=seed),
     )
-
-
-def recipe_overrides(run: Mapping[str, Any]) -> list[str]:
-    """Return the ``section.key=value`` settings with which a pack's run differs from its recipe."""
-    name = run["name"]
-    if name not in RECIPES:
-        return []
-    # The command names data and teacher itself, so any path works here.
-    teacher = run["distill"]["teacher"]
-    recipe = RECIPES[name](Path(), Path(name), Path() if teacher else None)
-    defaults = {**flatten(recipe.shareable()), "data.root": run["data"]["root"], "distill.teacher": teacher}
-    changed = {key: value for key, value in flatten(run).items() if defaults.get(key) != value}
-    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
-
-
-def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the settings of `RunConfig.as_dict` by ``section.key``, as `RunConfig.overridden` names them."""
-    flat: dict[str, Any] = {}
-    for key, value in document.items():
-        if isinstance(value, dict):
-            # Options of heads and terms are set like keys of their section.
-            flat |= flatten(value, prefix if key == "options" else f"{prefix}{key}.")
-        elif key == "terms":
-            for term in value:
-                flat[f"terms.{term['name']}"] = term["weight"]
-                flat |= flatten(term["options"], f"terms.{term['name']}.")
-        elif key == "validation":
-            flat[key] = ",".join(value)
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

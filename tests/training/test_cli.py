@@ -15,6 +15,7 @@ from tests.training.runs import write_people
 from training.cli import commands
 from training.cli.commands import app
 from training.config import ConfigError
+from training.errors import RunInterruptedError
 from training.losses import HEADS, TERMS
 from training.optimization.run_folder import read_run_config, write_run_config
 from training.recipes import PUBLISHED_LOSSES, RECIPES, compared, sized
@@ -33,7 +34,7 @@ def call(*words: object) -> None:
         (("run", "smoke", "--data", ".", "--output", "runs/x", "--head", "archface"), "not one of softmax"),
         (
             ("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "loop.epoch=1"),
-            "unknown setting 'loop.epoch'",
+            r"unknown setting 'loop.epoch'. Did you mean loop.epochs\?",
         ),
         (("resume", "."), "train first"),
         (("evaluate", "."), "Name a benchmark"),
@@ -168,6 +169,18 @@ def test_losses_are_listed_with_their_options(capsys: pytest.CaptureFixture[str]
     assert "margin=0.35" in printed
 
 
+def test_a_stopped_run_says_how_to_resume_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise RunInterruptedError("stopped. Resume with: kith-train resume runs/x")
+
+    monkeypatch.setattr(commands, "train_recognizer", stop)
+    words = ["run", "smoke", "--data", tmp_path, "--output", tmp_path / "x"]
+    with pytest.raises(RunInterruptedError, match=r"resume runs/x$"):
+        call(*words)
+    with pytest.raises(RunInterruptedError, match=rf"resume runs/x --align-with {BUNDLED_PACK}$"):
+        call(*words, "--align-with", BUNDLED_PACK)
+
+
 def test_bounds_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     call("bounds", "--classes", "10575")
     printed = capsys.readouterr().out
@@ -177,9 +190,21 @@ def test_bounds_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bounds_start_without_torch() -> None:
-    code = "import sys; sys.argv = ['kith-train', 'bounds', '--classes', '9']; from training.cli import main\n"
-    code += "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    code = "import os, sys; os._exit = lambda code: None\n"
+    code += "sys.argv = ['kith-train', 'bounds', '--classes', '9']; from training.cli import main\n"
+    code += "main()\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_no_process_is_left_after_the_last_line() -> None:
+    """A thread that never ends, as one of a library might, does not keep the process alive."""
+    code = "import sys, threading, time; sys.argv = ['kith-train', 'bounds', '--classes', {!r}]\n"
+    code += "from training.cli import main\nthreading.Thread(target=time.sleep, args=(600,)).start()\nmain()"
+    for classes, exit_code, said in (("10575", 0, "12.79"), ("1", 2, "Invalid value")):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(classes)], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, said in done.stdout + done.stderr) == (exit_code, True)
 
 
 def test_a_comparison_does_not_continue_with_another_budget(

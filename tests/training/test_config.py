@@ -105,12 +105,12 @@ def test_settings_are_overridden_by_text(config: RunConfig) -> None:
 @pytest.mark.parametrize(
     ("key", "text", "message"),
     [
-        ("loop.epoch", "3", "unknown setting 'loop.epoch'. Settings"),
+        ("loop.epoch", "3", r"unknown setting 'loop.epoch'. Did you mean loop.epochs\?"),
         ("loop.epochs", "many", "loop.epochs"),
         ("loop.epochs", "1.5", "loop.epochs"),
         ("loop.optimizer", "lion", "loop.optimizer"),
         ("loop.batch_size", "1", "loop.batch_size: Input should be greater than or equal to 2, not 1"),
-        ("loops.epochs", "1", "unknown setting"),
+        ("loops.epochs", "1", r"Did you mean loop\.epochs\?"),
         ("backbone.widths", "[8]", "backbone.widths"),
         ("data.root", "/no/such", "does not exist"),
         ("terms.intra", "-1", "greater than 0, not -1"),

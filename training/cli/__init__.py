@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import multiprocessing
+import os
 import sys
 import threading
 from typing import Final, NoReturn
@@ -24,6 +26,20 @@ def main() -> None:
     for exporter in ("onnx_ir", "onnxscript"):  # they log every optimization pass
         logging.getLogger(exporter).setLevel("WARNING")
     threading.excepthook = _report_thread
+    try:
+        _run()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # at once: taking down torch and its threads can take seconds after the last line
+
+
+def _run() -> None:
     try:
         if set(sys.argv[1:2]) & {command.name for command in light.app.registered_commands}:
             light.app()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, cast, get_args
@@ -28,6 +29,7 @@ from training.cli.light import print_figures
 from training.config import BackboneName, ConfigError, DataConfig, RunConfig
 from training.data.identities import list_identities
 from training.data.preflight import preflight
+from training.errors import RunInterruptedError
 from training.evaluation.benchmarks import Benchmarks, evaluate_other_benchmarks
 from training.evaluation.embedding import load_embedder
 from training.evaluation.liveness import evaluate_liveness as measure_liveness
@@ -39,6 +41,7 @@ from training.export.onnx_export import ExportPrecision
 from training.export.packing import (
     PackOptions,
     calibrate_pack,
+    crop_cache,
     export_run,
     make_pack,
     measure_pack,
@@ -89,7 +92,8 @@ def inspect(
     else:
         print_figures(found.rows)
     for warning in found.warnings:
-        Console(stderr=True).print(f"[yellow]warning:[/yellow] {escape(warning)}", highlight=False)
+        # Not wrapped: names of files stay whole.
+        Console(stderr=True, soft_wrap=True).print(f"[yellow]warning:[/yellow] {escape(warning)}", highlight=False)
 
 
 @app.command()
@@ -177,7 +181,11 @@ def _settings(settings: list[str] | None, option: str = "--set") -> dict[str, st
 def _train(config: RunConfig, align_with: Path | None, threads: int | None) -> None:
     torch.set_num_threads(threads or max(1, available_cores() // distributed.configured_world_size()))
     with distributed.process_group():
-        checkpoint: Checkpoint = train_recognizer(config, _detector(align_with))
+        try:
+            checkpoint: Checkpoint = train_recognizer(config, _detector(align_with))
+        except RunInterruptedError as error:  # the photos may have to be aligned again
+            option = "" if align_with is None else f" --align-with {shlex.quote(str(align_with))}"
+            raise RunInterruptedError(f"{error}{option}") from error
         if distributed.rank() == 0:
             print(f"{checkpoint.path}: step {checkpoint.step}, last loss {checkpoint.loss:.4f}")
 
@@ -458,7 +466,7 @@ def evaluate(
         raise ConfigError(f"--report must end with .json, not {report.name!r}")
     if report is not None and view1 and not is_run:
         raise ConfigError("the report of a pack shows LFW View 2. Leave out --view1, or --report")
-    cache = (model.parent if is_run else Path("runs")) / "cache"
+    cache = crop_cache(model if is_run else load_pack(model)) if model.suffix != ".onnx" else Path("runs/cache")
     figures: list[tuple[str, str]] = []
     aligner, own = pack if alone else model, list[MeasuredPeople]()
     if people is not None:
@@ -506,7 +514,7 @@ def _detector_of(pack: Path) -> Detector:
 
 def _measure(model: Path, data: Path, view1: bool) -> list[tuple[str, str]]:
     pack = load_pack(model)
-    metrics = evaluate_pack(pack, data, view1)
+    metrics = evaluate_pack(pack, data, crop_cache(pack), view1)
     if not view1:
         return pack_rows(replace(pack, metrics=metrics))
     result = metrics["lfw_view1"]

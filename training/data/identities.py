@@ -17,7 +17,6 @@ from typing import Protocol, TypeVar, cast
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from models.errors import PhotoError
 from models.vision.alignment import align, standard_alignment
@@ -30,6 +29,7 @@ from training.data.class_ids import identify_classes
 from training.data.folders import FolderPhotos, photos_below
 from training.data.recordio import FaceRecords
 from training.data.shards import TarShards, find_shards
+from training.progress import track
 
 MAX_READ_AHEAD = 64
 """Decoded images waiting for use. Bounds memory where photos are large and detection is slow."""
@@ -436,7 +436,7 @@ def _build_cache(listed: IdentityList, cache: Path, kept_file: Path, crop_px: in
     kept, alignment = list[int](), standard_alignment(crop_px)
     with create_crop_cache(cache, kept_file, len(listed), crop_px) as (crops, save_companion):
         images = map_in_threads(listed.read, range(len(listed)))
-        for i, image in enumerate(tqdm(images, total=len(listed), desc="decode", unit="img")):
+        for i, image in enumerate(track(images, "decode", "photos", len(listed))):
             if detector is None:
                 crops[len(kept)] = _require_crop(image, listed.name(i), crop_px)
             else:

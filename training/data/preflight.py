@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
-from tqdm import tqdm
 
 from models.vision.alignment import CROP_SIZE_PX
 from training.config import ConfigError, DataConfig
 from training.data.identities import IdentityList, decode_rgb, describe_clashes, list_identities, map_in_threads
 from training.data.recordio import FaceRecords
 from training.data.subsampling import evenly_spaced_rows
+from training.progress import track
+
+MAX_NAMED: Final = 5
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Preflight:
     people_dropped: int
     """People with fewer than ``data.min_images``."""
     unreadable: tuple[str, ...]
+    """Sentences with the name and the reason."""
     wrong_size: tuple[str, ...]
     """Images that are not ``crop_px`` wide and high, in a set declared as aligned."""
     duplicates_within: tuple[tuple[str, ...], ...]
@@ -74,13 +78,10 @@ class Preflight:
         if self.clashes:
             yield f"training refuses the set: {describe_clashes(self.clashes)}"
         if self.unreadable:
-            yield (
-                f"{len(self.unreadable)} images cannot be read, first {self.unreadable[0]}: restore them or "
-                "remove them from the list"
-            )
+            yield f"{len(self.unreadable)} images cannot be read{_first(self.unreadable, ': ')}"
         if self.wrong_size:
             yield (
-                f"{len(self.wrong_size)} images are not {self.crop_px}x{self.crop_px}, first {self.wrong_size[0]}: set "
+                f"{len(self.wrong_size)} images are not {self.crop_px}x{self.crop_px}{_first(self.wrong_size)}: set "
                 "data.crop_px to the side of your crops (inspect: --crop-px), align them again, or set data.aligned to "
                 "false and name a pack with --align-with"
             )
@@ -96,10 +97,7 @@ class Preflight:
                 f"{' = '.join(self.duplicates_within[0])}: remove the copies"
             )
         if self.ignored:
-            yield (
-                f"{len(self.ignored)} files are not used, first {self.ignored[0]}: expected photos in a folder per "
-                "person"
-            )
+            yield f"{len(self.ignored)} files are not used{_first(self.ignored)}: expected photos in people's folders"
         if self.people_dropped:
             yield f"{self.people_dropped} people have too few images and are excluded: see data.min_images"
         if self.unused_labels:
@@ -109,6 +107,12 @@ class Preflight:
             )
 
 
+def _first(names: Sequence[str], before: str = ", first ") -> str:
+    """Return the first names of many, whole."""
+    more = f" and {len(names) - MAX_NAMED} more (--json names all)" if len(names) > MAX_NAMED else ""
+    return f"{before}{'; '.join(names[:MAX_NAMED])}{more}"
+
+
 @dataclass(frozen=True, eq=False)
 class _ImageCheck:
     """Properties of one image: hash of its bytes, and size."""
@@ -116,6 +120,8 @@ class _ImageCheck:
     digest: bytes = b""
     size_px: tuple[int, int] | None = None
     """None if the image cannot be read."""
+    error: str = ""
+    """Name and reason of an image that cannot be read."""
 
 
 def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
@@ -123,9 +129,7 @@ def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
     set cannot be listed (see `list_identities`)."""
     listed = list_identities(config, keep_clashes=True)
     rows = evenly_spaced_rows(len(listed), len(listed) if sample is None else sample)
-    checks = list(
-        tqdm(map_in_threads(lambda i: _check_image(listed, i), rows), total=len(rows), desc="preflight", unit="img")
-    )
+    checks = list(track(map_in_threads(lambda i: _check_image(listed, i), rows), "inspect", "photos", len(rows)))
     read = [(i, check) for i, check in zip(rows, checks, strict=True) if check.size_px]
     counts = np.bincount(listed.labels)
     labels = listed.source.labels if isinstance(listed.source, FaceRecords) else None
@@ -136,7 +140,7 @@ def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
         checked=len(rows),
         images_per_person=(int(counts.min()), float(np.median(counts)), int(counts.max())),
         people_dropped=listed.dropped,
-        unreadable=tuple(listed.name(i) for i, check in zip(rows, checks, strict=True) if not check.size_px),
+        unreadable=tuple(check.error for check in checks if not check.size_px),
         wrong_size=tuple(
             listed.name(i) for i, check in read if config.aligned and check.size_px != (config.crop_px, config.crop_px)
         ),
@@ -154,8 +158,8 @@ def _check_image(listed: IdentityList, i: int) -> _ImageCheck:
     try:
         encoded = listed.read_encoded(i)
         image = decode_rgb(encoded, listed.name(i))
-    except ConfigError:
-        return _ImageCheck()
+    except ConfigError as error:
+        return _ImageCheck(error=str(error))
     digest = hashlib.blake2b(encoded, digest_size=16).digest()
     return _ImageCheck(digest, (image.shape[0], image.shape[1]))
 

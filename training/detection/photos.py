@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,6 @@ from training.data.identities import map_in_threads, read_rgb
 
 ANNOTATIONS: Final = "annotations.jsonl"
 MAX_PHOTO_SIDE_PX: Final = 768
-"""Photos are kept in memory."""
 MIN_FACE_SCORE: Final = 0.7
 """Faces found with a lower score count neither as faces nor as background."""
 
@@ -38,16 +38,20 @@ class AnnotatedPhoto:
     doubtful: NDArray[np.bool_]
 
 
-def load_annotated(root: Path, split: str | None = None, limit: int | None = None) -> list[AnnotatedPhoto]:
-    """Read ``root/annotations.jsonl`` and its photos, scaled to at most MAX_PHOTO_SIDE_PX.
+@dataclass(frozen=True)
+class AnnotatedFile:
+    """Photo that is not read yet, with its line of the annotations."""
 
-    Args:
-        split: only photos of this split; photos without one count as ``train``.
-        limit: maximum number of photos, evenly spaced.
+    path: Path
+    row: Mapping[str, Any]
+
+
+def list_annotated(root: Path, split: str | None = None) -> list[AnnotatedFile]:
+    """List the photos of ``root/annotations.jsonl``, or of one split of it; photos without one count as ``train``.
 
     Boxes are manual annotations (``boxes_xyxy``) where present, else those of a detector (``faces``, or ``yunet``);
     its faces below MIN_FACE_SCORE are doubtful. Landmarks come from overlapping faces of the detector. Raises
-    ConfigError if the annotations are missing or a photo cannot be decoded.
+    ConfigError if the annotations are missing.
     """
     annotations = root / ANNOTATIONS
     if not annotations.is_file():
@@ -56,13 +60,18 @@ def load_annotated(root: Path, split: str | None = None, limit: int | None = Non
         rows = [json.loads(line) for line in annotations.read_text(encoding="utf-8").splitlines() if line]
     except ValueError as error:
         raise ConfigError(f"{annotations} is not JSON lines: {error}") from error
-    rows = [row for row in rows if split is None or row.get("split", "train") == split]
-    if limit is not None and limit < len(rows):
-        rows = [rows[i] for i in np.linspace(0, len(rows) - 1, limit).astype(int)]
-    return list(map_in_threads(lambda row: _annotated(read_rgb(root / row["file"]), row), rows))
+    return [
+        AnnotatedFile(root / row["file"], row) for row in rows if split is None or row.get("split", "train") == split
+    ]
 
 
-def _annotated(image: NDArray[np.uint8], row: dict[str, Any]) -> AnnotatedPhoto:
+def read_annotated(files: Sequence[AnnotatedFile]) -> Iterator[AnnotatedPhoto]:
+    """Yield the photos, scaled to at most MAX_PHOTO_SIDE_PX. Few are read ahead. Raises ConfigError if one cannot be
+    decoded."""
+    return map_in_threads(lambda file: _annotated(read_rgb(file.path), file.row), files)
+
+
+def _annotated(image: NDArray[np.uint8], row: Mapping[str, Any]) -> AnnotatedPhoto:
     found = row.get("yunet", row.get("faces", []))
     seen = np.array([f["box_xyxy"] for f in found], np.float32).reshape(-1, 4)
     seen_points = np.array([f["landmarks"] for f in found], np.float32).reshape(-1, 5, 2)

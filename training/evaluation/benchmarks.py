@@ -137,12 +137,21 @@ def evaluate_other_benchmarks(
 def _verification_rows(name: str, found: Verification) -> list[tuple[str, str]]:
     return [
         (f"{name} accuracy", f"{found.accuracy.mean:.2%} ± {found.accuracy.std:.2%}"),
-        (f"{name} TAR at FAR 0.1 %", f"{found.tar_at_far_1e3:.1%}"),
+        (f"{name} TAR at FAR 0.1 %", tar_or_reason(found.tar_at_far_1e3, 1e-3, found.others)),
     ]
 
 
+def tar_or_reason(tar: float, far: float, others: int) -> str:
+    """Return a TAR as text, or why a set with this number of pairs of different people is too small for it."""
+    if far * others >= 1:
+        return f"{tar:.2%}"
+    return f"too small: needs {round(1 / far):,} pairs of different people, not {others:,}"
+
+
 def _ijb_rows(name: str, found: IjbResult) -> list[tuple[str, str]]:
-    rows = [(f"{name} TAR at FAR {far:g}", f"{tar:.2%}") for far, tar in found.tar_at_far.items()]
+    rows = [
+        (f"{name} TAR at FAR {far:g}", tar_or_reason(tar, far, found.others)) for far, tar in found.tar_at_far.items()
+    ]
     if found.search is not None:
         rows.append((f"{name} 1:N rank 1", f"{found.search.rank1:.2%}"))
         rows += [(f"{name} TPIR at FPIR {fpir:g}", f"{tpir:.2%}") for fpir, tpir in found.search.tpir.items()]
@@ -186,6 +195,8 @@ class IjbResult:
     tar_at_far: dict[float, float]
     eer: float
     pairs: int
+    others: int
+    """Pairs of different people."""
     photos_without_face: int
     search: TemplateSearch | None = None
 
@@ -235,6 +246,7 @@ def evaluate_ijb(
         {far: tar_at_far(similarities, same, far) for far in IJB_FARS},
         equal_error_rate(similarities, same),
         len(pairs),
+        int((~same).sum()),
         len(files) - len(kept),
         _search_ijb(meta, ids, by_template),
     )

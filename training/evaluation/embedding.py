@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from tqdm import tqdm
 
 from models.engines.selection import open_fp32
 from models.pack.loading import load_pack
@@ -21,7 +20,6 @@ from models.runtime.network import Float
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import Alignment, align, realign_crops, standard_alignment, standard_crop_px
 from models.vision.detection import Detector
-from models.vision.quality import Quality, measure_quality
 from models.vision.recognition import Recognizer, l2_normalize
 from models.vision.specs import Normalization, RecognitionSpec
 from training import distributed
@@ -31,6 +29,7 @@ from training.evaluation.metrics import Floats, flip_average
 from training.optimization.distillation import input_side_px
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import CONFIG, load_run
+from training.progress import track
 
 Embed = Callable[[NDArray[np.uint8]], Float]
 """Function from (n, size_px, size_px, 3) uint8 RGB crops to (n, d) l2_normalize vectors."""
@@ -99,39 +98,36 @@ def embed_batch(embed: Embed, crops: Crops, flip: bool = False) -> Float:
 def embed_crops(embed: Embed, crops_NHWC: NDArray[np.uint8], flip: bool = False) -> Float:
     """Embed crops in batches to (n, d) l2_normalize vectors. ``flip`` averages each with its mirror image."""
     size = EMBED_BATCH_SIZE * distributed.world_size()  # ranks may share a batch
+    starts = range(0, len(crops_NHWC), size)
     vectors = [
         embed_batch(embed, np.array(crops_NHWC[start : start + size], order="C"), flip)
-        for start in range(0, len(crops_NHWC), size)
+        for start in track(starts, "embed", f"batches of {size} crops")
     ]
     return np.concatenate(vectors).astype(np.float32)
-
-
-def central_faces(detector: Detector, files: Sequence[Path]) -> Iterator[list[tuple[int, NDArray[np.uint8], Float]]]:
-    """Yield batches of rows of ``files`` with a detected face, their photos, and the (5, 2) landmarks in pixels of the
-    face nearest the center."""
-    for start in tqdm(range(0, len(files), DETECT_BATCH_SIZE), desc="detect", unit="batch"):
-        photos = [read_rgb(file) for file in files[start : start + DETECT_BATCH_SIZE]]
-        yield [
-            (row, photo, faces.landmarks_xy[faces.nearest(photo.shape[1] / 2, photo.shape[0] / 2)])
-            for row, (photo, faces) in enumerate(zip(photos, detector.detect(photos), strict=True), start)
-            if len(faces)
-        ]
 
 
 def central_crops(
     detector: Detector, files: Sequence[Path], alignment: Alignment
 ) -> Iterator[tuple[list[int], NDArray[np.uint8]]]:
-    """Yield batches of rows of ``files`` with a detected face, and their (b, size_px, size_px, 3) crops."""
-    for batch in central_faces(detector, files):
-        if batch:
-            yield [row for row, *_ in batch], np.stack([align(p, points[None], alignment)[0] for _, p, points in batch])
+    """Yield batches of rows of ``files`` with a detected face, and the (b, size_px, size_px, 3) crops of the face
+    nearest the center."""
+    for start in track(range(0, len(files), DETECT_BATCH_SIZE), "detect", f"batches of {DETECT_BATCH_SIZE} photos"):
+        photos = [read_rgb(file) for file in files[start : start + DETECT_BATCH_SIZE]]
+        rows, crops = [], []
+        for row, (photo, faces) in enumerate(zip(photos, detector.detect(photos), strict=True), start):
+            if len(faces):
+                central = faces.nearest(photo.shape[1] / 2, photo.shape[0] / 2)
+                rows.append(row)
+                crops.append(align(photo, faces.landmarks_xy[central][None], alignment)[0])
+        if rows:
+            yield rows, np.stack(crops)
 
 
 def given_crops(
     files: Sequence[Path], landmarks_xy: Floats, alignment: Alignment
 ) -> Iterator[tuple[list[int], NDArray[np.uint8]]]:
     """Yield batches of rows of ``files`` and their crops by given (n, 5, 2) landmarks."""
-    for start in tqdm(range(0, len(files), DETECT_BATCH_SIZE), desc="align", unit="batch"):
+    for start in track(range(0, len(files), DETECT_BATCH_SIZE), "align", f"batches of {DETECT_BATCH_SIZE} photos"):
         rows = list(range(start, min(start + DETECT_BATCH_SIZE, len(files))))
         crops = [align(read_rgb(files[row]), landmarks_xy[row : row + 1], alignment)[0] for row in rows]
         yield rows, np.stack(crops)
@@ -191,14 +187,6 @@ class Embedder:
             found[rows] = True
         return vectors, found
 
-    def qualities(self, files: Sequence[str], images: Path) -> dict[str, Quality]:
-        """Return the quality of the central face of each photo that shows one. Files are relative to ``images``."""
-        return {
-            files[row]: measure_quality(align(photo, points[None])[0], points)
-            for batch in central_faces(self.detector, [images / file for file in files])
-            for row, photo, points in batch
-        }
-
     def embed_people(
         self, listed: IdentityList, rows: NDArray[np.intp], aligned: bool
     ) -> tuple[Float, NDArray[np.bool_]]:
@@ -207,7 +195,7 @@ class Embedder:
         vectors = np.zeros((len(rows), self.recognizer.dimension), np.float32)
         found = np.zeros(len(rows), bool)
         images = map_in_threads(listed.read, rows.tolist())
-        for start in tqdm(range(0, len(rows), PHOTO_BATCH_SIZE), desc="embed", unit="batch"):
+        for start in track(range(0, len(rows), PHOTO_BATCH_SIZE), "embed", f"batches of {PHOTO_BATCH_SIZE} photos"):
             batch = list(islice(images, PHOTO_BATCH_SIZE))
             crops = self._realigned(batch) if aligned else self._largest(batch)
             seen = start + np.flatnonzero([crop is not None for crop in crops])
@@ -229,7 +217,3 @@ class Embedder:
             else None
             for photo, faces in zip(photos, self.detector.detect(photos), strict=True)
         ]
-
-    def embeddings(self, files: Sequence[str], images: Path) -> Embeddings:
-        """Embed files relative to ``images``."""
-        return Embeddings(tuple(files), *self.embed([images / file for file in files]))

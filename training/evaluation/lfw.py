@@ -237,6 +237,8 @@ class Verification:
     photos_without_face: int
     tar_at_far_1e2: float
     auc: float
+    others: int = 0
+    """Pairs of different people."""
     intervals: dict[str, Interval] = field(default_factory=dict)
 
 
@@ -283,6 +285,7 @@ def verify_similarities(
         photos_without_face,
         tar_at_far(similarities, same, 1e-2),
         roc(similarities, same).auc,
+        int((~same).sum()),
         intervals,
     )
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.risk.search_rates import threshold_at_fpir
+from training.progress import track
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -328,7 +329,8 @@ def bootstrap(
         (k,) lower and (k,) upper bounds.
     """
     rows = np.arange(len(people))
-    results = [statistic(np.repeat(rows, times)) for times in resample_people(people, rounds, seed)]
+    draws = track(resample_people(people, rounds, seed), "intervals", "resamples", rounds)
+    results = [statistic(np.repeat(rows, times)) for times in draws]
     low, high = np.quantile(results, [0.025, 0.975], axis=0)
     return low, high
 

@@ -11,7 +11,6 @@ from typing import Final
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from models.runtime.network import Float
 from models.vision.alignment import Alignment, align
@@ -24,6 +23,7 @@ from training.evaluation.embedding import PHOTO_BATCH_SIZE, Embed, embed_batch
 from training.evaluation.lfw import Verification, verify_similarities
 from training.evaluation.metrics import row_blocks
 from training.evaluation.protocols import mean_average_precision, read_video_pairs
+from training.progress import track
 
 Point = tuple[float, float]
 Frame = tuple[NDArray[np.uint8], Point | None]
@@ -49,7 +49,7 @@ class VideoEmbedder:
         self, videos: Sequence[str], read: Callable[[str], Iterable[Frame]]
     ) -> tuple[Float, NDArray[np.bool_]]:
         """Return (V, d) unit vectors of videos, zero without a face, and (V,) whether a face was found."""
-        found = [self._embed(read(video)) for video in tqdm(videos, desc="embed", unit="video")]
+        found = [self._embed(read(video)) for video in track(videos, "embed", "videos")]
         seen = np.array([vector is not None for vector in found], bool)
         if not seen.any():
             raise ConfigError("no video shows a detected face")

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import string
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from models.pack.manifest import ModelPack
 from training.config import ConfigError
-from training.recipes import RECIPES, recipe_overrides
 
 CARD: Final = """# {model_id}
 
@@ -26,23 +24,17 @@ and `kith-train evaluate --refresh` generate this card from the manifest.
 
 ## Training data
 
-- Recognizer: [[from the pack {recognizer[pack]}: ]]{data[images]:,} aligned 112x112 crops {of_people}[[
-  ({run[data][root]})]], {taught}. {data_terms}
+- Recognizer: [[from the pack {recognizer[pack]}: ]]{crops}[[ ({run[data][root]})]], {taught}. {data_terms}
 - Detector: [[from the pack {detector[pack]}: ]][[{detector_photos}. ]]{detector_terms}
 - Calibration: {calibrated_on} ({calibration[images]:,} photos of {calibration[people]:,} people,
   {calibration[impostor_pairs]:,} impostor and {calibration[genuine_pairs]:,} genuine pairs).
+- `manifest.json` has the settings of the run[[, of the recipe {run[name]}]].
 
 **Terms.** A pack is as free as its least free part: networks, training photos, and the photos of teachers and labeling
 networks.
 
 **Overlap of people.** The figures below are too good, by an unknown amount, if the training photos or those of a
 teacher show people of the photos that measure them. Kith does not check this.
-
-## Commands
-
-```
-{commands}
-```
 
 {note}
 
@@ -60,38 +52,11 @@ people on LFW and over photos on WIDER.
 View 2 is LFW's ten-fold protocol: each fold uses the threshold of the other nine. A photo without a detected face has
 similarity 0 to all others. Open set: [[{counts[gallery]:,} people with one photo each, {counts[mated]:,} mated probes,
 {counts[strangers]:,} strangers, ]]thresholds chosen on the same data. WIDER: [[{counts[wider_photos]:,} validation
-photos, ]]IoU 0.5. Landmark error: mean distance of five points to YuNet's, in eye distances. Detections upside down, in
-noise and in textures are false alarms.
-
-View 2 by photo properties, at the thresholds of its folds. The worse photo of a pair selects its third. FNMR is the
-share of missed same-person pairs, FMR the share of accepted different-person pairs. By fold: {folds}.
-
-| By | Part | Pairs | Accuracy | FNMR | FMR |
-|---|---|---|---|---|---|
-{splits}
-
-## Who is missed, who is confused
-
-At one threshold, the cosine of an FMR of 0.1 % on LFW View 1 ({groups[threshold]:.3f}), measured by `bench.groups` of
-commit f97300ab on aligned crops. Intervals are 95 %, over people.
-
-- **Children** are confused with each other more often than two people of LFW: {children}.
-- **Masks** hide people: drawn on one of two photos of a person of LFW, they raise FNMR from {plain[fnmr][0]:.1%} to
-  {masked[fnmr][0]:.1%}.
-- Misses (FNMR, FNIR) by age, gender, race or skin tone are unknown: FairFace and All-Age-Faces have one photo of each
-  person. FairFace labels race, not skin tone.
-
-| Photos | FNMR | FMR |
-|---|---|---|
-{misses}
-
-| FairFace | FMR, both of the group | Over that of all |
-|---|---|---|
-{rates}
+photos, ]]IoU 0.5. Landmark error: mean distance of five points to YuNet's, in eye distances.
 
 ## Precision variants
 
-{measured_on} Losses are against fp32; a negative loss is a chance gain.[[ Files in `int8/`: {files}.]]
+{measured_on}Losses are against fp32; a negative loss is a chance gain.
 
 | Variant | Loss |
 |---|---|
@@ -99,16 +64,11 @@ commit f97300ab on aligned crops. Intervals are 95 %, over people.
 
 ## Limitations
 
-- The recognizer was trained on {data[images]:,} crops[[: {fewer}]]. Expect worse results for faces that are rare in the
+- The recognizer was trained on {crops}[[: {fewer}]]. Expect worse results for faces that are rare in the
   training data[[, or {in_teachers}]]. LFW has no labels of age, sex or skin color, few children and few people over
   eighty. The figures on LFW cannot show the difference and do not hold for everyone.
-- At 640 pixels the detector finds less than 90 % of faces of these sizes (longer side, px): {missed_sizes}.
 - No figure shows how many masked faces and strong profiles the detector misses. Landmarks in upside-down photos are not
   measured: the service tries other orientations at detail medium (docs/models.md).
-
-| Worst on View 2: similarity | Truth (some labels of LFW are wrong) | Photos |
-|---|---|---|
-{worst}
 
 ## Out of scope
 
@@ -126,10 +86,6 @@ INTERVAL: Final = "[[ (95 %: {{{0}[0]:.{1}%}} to {{{0}[1]:.{1}%}})]]"
 
 def _with_interval(value: str, interval: str, digits: int) -> str:
     return value + INTERVAL.format(interval, digits)
-
-
-def _rate(name: str) -> str:
-    return f"[[{{{name}[0]:.2%}} (95 %: {{{name}[1]:.2%}} to {{{name}[2]:.2%}})]]"
 
 
 MEASURES: Final[Mapping[str, str]] = {
@@ -173,12 +129,6 @@ MEASURES: Final[Mapping[str, str]] = {
         )
         for precision in (90, 95)
     },
-    "Faces found at 640 px, by their longer side": "{sizes}",
-    "LFW photos upside down with a face reported": (
-        "{false_alarms[upside_down]} of {false_alarms[upside_down_photos]}"
-    ),
-    "Pictures of noise with a face reported": "{false_alarms[noise]} of {false_alarms[noise_pictures]}",
-    "Textures with a face reported": "{false_alarms[textures]} of {false_alarms[texture_pictures]}",
 }
 """Text of each figure of the metrics of `evaluate_pack`, by its name."""
 LOSSES: Final = (
@@ -190,33 +140,15 @@ LOSSES: Final = (
     "distance (95th percentile {landmark_shift[eye_distances][p95]:.1%})",
     "cosine to fp32 {cosine[mean]:.5f}, at worst {cosine[worst]:.4f}",
 )
-SEARCHED: Final = (
-    "| enrolled {name}, {precision} by {engine} | TAR {tar:.1%} at FMR {fmr:.3%} ({fmr_asked:.1%} requested); FNIR "
-    "{fnir:.1%} at FPIR {fpir:.2%} ({fpir_asked:.0%} requested) |"
-)
-SPLIT: Final = (
-    "| {by} | {part} | {pairs} | "
-    + _with_interval("{accuracy:.1%}", "interval", 1)
-    + " | [[{fnmr:.1%}]] | [[{fmr:.1%}]] |"
-)
-QUANTIZED_ON_DATA: Final = (
-    "The losses of these variants were measured on LFW and WIDER FACE. The last rows enroll and search the open-set "
-    "people of LFW at the fp32 thresholds of the pack."
-)
-QUANTIZED_ON_PHOTOS: Final = "`kith models quantize` wrote and measured these INT8 files on photos without names{}."
+QUANTIZED_ON_PHOTOS: Final = "`kith models quantize` wrote and measured these INT8 files on photos without names{}. "
 NO_DATA_TERMS: Final = (
     "Not stated (`--data-terms`): the terms of the training photos are unknown. Check them before you distribute this "
     "pack."
 )
 NO_DETECTOR_TERMS: Final = "Not stated (`--detector-terms`): the terms of its training photos are unknown."
+CROPS: Final = "{images:,} aligned crops of {people:,} people"
 LARGE_SET: Final = 1_000_000
 """Crops from which a recognizer counts as trained on millions."""
-MIN_FOUND_SHARE: Final = 0.9
-PLAIN_PHOTOS: Final = "LFW"
-MASKED_PHOTOS: Final = "LFW, one photo with a drawn mask"
-CHILDREN: Final = ("0-2", "3-9", "2-12")
-"""Names of the age groups that are children only."""
-CARD_KINDS: Final = ("", "age", "gender", "race")
 
 
 class _Figures(string.Formatter):
@@ -239,11 +171,6 @@ def fill(text: str, figures: Mapping[str, Any]) -> str:
             if i % 2 == 0:
                 return ""
     return "".join(filled)
-
-
-def _rows(template: str, found: Iterable[Mapping[str, Any]]) -> str:
-    """Return a row of a table for each item; a missing value becomes a dash."""
-    return "\n".join(re.sub(r"(?<=\|)  (?=\|)", " - ", fill(template, row)) for row in found)
 
 
 def _block(text: str, figures: Mapping[str, Any]) -> str:
@@ -276,13 +203,10 @@ def _figures(pack: ModelPack) -> dict[str, Any]:
     recognizer, detector = pack.provenance["recognizer"], pack.provenance.get("detector", {})
     run, data = recognizer["run"], recognizer["data"]
     teacher, photos = run["distill"]["teacher"], detector.get("run", {}).get("photos", {})
-    calibration, metrics = pack.calibration or {}, pack.metrics
-    groups = metrics.get("groups", {"misses": [], "groups": []})
-    by_photos = {row["photos"]: row for row in groups["misses"]}
-    folds = metrics.get("lfw_view2", {"accuracy": {"folds": []}})["accuracy"]["folds"]
-    worst = metrics.get("lfw_worst_pairs", {"mated": [], "non_mated": []})
+    variants = [variant for spec in (pack.detection, pack.recognition) for variant in spec.variants]
+    notes = sorted({str(variant.measured["photos"]) for variant in variants if "photos" in variant.measured})
     return {
-        **metrics,
+        **pack.metrics,
         "model_id": pack.model_id,
         "display_name": pack.display_name,
         "dimension": pack.recognition.dimension,
@@ -290,90 +214,20 @@ def _figures(pack: ModelPack) -> dict[str, Any]:
         "detector": detector,
         "run": run,
         "data": data,
-        "of_people": f"of {data['people']:,} people" if data["people"] else "without names",
+        "crops": CROPS.format(**data) if data["images"] else "unknown photos",
         "taught": f"distilled from {teacher}" if teacher else "trained without a teacher",
         "data_terms": data["terms"] or NO_DATA_TERMS,
         "detector_photos": ", ".join(f"{count:,} {kind}" for kind, count in photos.items()),
         "detector_terms": detector.get("terms") or NO_DETECTOR_TERMS,
-        "calibration": calibration,
-        "calibrated_on": calibration["data"].partition(",")[0],
-        "commands": "\n".join(_commands(pack)),
+        "calibration": pack.calibration,
+        "calibrated_on": (pack.calibration or {})["data"].partition(",")[0],
         "note": pack.provenance.get("note"),
         "log": pack.provenance.get("log"),
         "figures": "\n".join(f"| {name} | {value} |" for name, value in pack_rows(pack)),
-        "folds": ", ".join(f"{accuracy:.1%}" for accuracy in folds if "lfw_splits" in metrics),
-        "splits": _rows(SPLIT, metrics.get("lfw_splits", ())),
-        "groups": groups,
-        "plain": by_photos.get(PLAIN_PHOTOS),
-        "masked": by_photos.get(MASKED_PHOTOS),
-        "children": ", ".join(
-            f"{row['fmr'][0] / by_photos[PLAIN_PHOTOS]['fmr'][0]:.1f} times ({row['group']} years, {row['collection']})"
-            for row in groups["groups"]
-            if row["kind"] == "age" and row["group"] in CHILDREN
-        ),
-        "misses": _rows(f"| {{photos}} | {_rate('fnmr')} | {_rate('fmr')} |", groups["misses"]),
-        "rates": _rows(
-            f"| {{group}} | {_rate('fmr')} | {{ratio[0]:.2f}} |",
-            [row for row in groups["groups"] if row["collection"] == "FairFace" and row["kind"] in CARD_KINDS],
-        ),
-        **_variants(pack),
-        "fewer": "recognizers trained on millions are far better" if data["images"] < LARGE_SET else None,
+        "variants": "\n".join(f"| {name} | {losses} |" for name, losses in variant_rows(pack)),
+        "measured_on": QUANTIZED_ON_PHOTOS.format("".join(f" ({note})" for note in notes if note)) if notes else " ",
+        "fewer": "recognizers trained on millions are far better" if 0 < data["images"] < LARGE_SET else None,
         "in_teachers": "in its teacher's" if teacher else None,
-        "missed_sizes": ", ".join(
-            f"{size} ({share:.0%})"
-            for size, share in metrics.get("face_sizes_found", {}).items()
-            if share < MIN_FOUND_SHARE
-        ),
-        "worst": "\n".join(
-            f"| {similarity:.3f} | {truth} | {Path(first).name}, {Path(second).name} |"
-            for kind, truth in (("mated", "same person"), ("non_mated", "different people"))
-            for first, second, similarity in worst[kind]
-        ),
-    }
-
-
-def _commands(pack: ModelPack) -> list[str]:
-    """Return the commands that train and write a pack: those that its run recorded, because they are no longer here, or
-    those of its recipe. A reused network is named by its pack."""
-    recognizer, detector = pack.provenance["recognizer"], pack.provenance.get("detector", {})
-    run, trained = recognizer["run"], list[str]()
-    if "pack" not in recognizer and "commands" in run:
-        return list(run["commands"])
-    output, teacher = f"runs/{run['name']}", run["distill"]["teacher"]
-    source = f"--recognizer-of {recognizer['pack']}" if "pack" in recognizer else f"--recognizer {output}"
-    if "pack" not in recognizer and run["name"] in RECIPES:
-        words = f"kith-train run {run['name']} --data DATA/{run['data']['root']}"
-        words += f" --teacher {teacher}" if teacher else ""
-        words += "" if run["data"]["aligned"] else " --align-with PACK"
-        changed = (f"--set {shlex.quote(setting)}" for setting in recipe_overrides(run))
-        trained = [" \\\n    ".join([f"{words} --output {output}", *changed])]
-    elif "pack" not in recognizer:
-        trained = [f"# {output} is no recipe: manifest.json has its settings"]
-    options = [f"--name {pack.model_id}"]
-    options += ["--data-terms TERMS"] if recognizer["data"]["terms"] else []
-    options += ["--detector-terms TERMS"] if detector.get("terms") else []
-    options += [f"--center {recognizer['center']:g}"] if recognizer.get("center") else []
-    precision = recognizer.get("precision", "fp16")
-    options += [f"--precision {precision}"] if precision != "fp16" else []
-    packing = f"kith-train pack {source} --detector-of {detector.get('pack', 'PACK')} --data DATA --output OUTPUT"
-    return [*trained, f"{packing} \\\n    {' '.join(options)}"]
-
-
-def _variants(pack: ModelPack) -> dict[str, str]:
-    listed = [variant for spec in (pack.detection, pack.recognition) for variant in spec.variants]
-    notes = sorted({str(variant.measured["photos"]) for variant in listed if "photos" in variant.measured})
-    photos = "".join(f" ({note})" for note in notes if note)
-    searched = [
-        {"name": name, "precision": variant.precision, "engine": engine, **result}
-        for variant in pack.recognition.variants
-        for engine, measured in variant.measured.get("engines", {}).items()
-        for name, result in measured.get("galleries", {}).items()
-    ]
-    rows = [f"| {name} | {losses} |" for name, losses in variant_rows(pack)]
-    return {
-        "variants": "\n".join([*rows, *filter(None, [_rows(SEARCHED, searched)])]),
-        "measured_on": (QUANTIZED_ON_PHOTOS.format(photos) if notes else QUANTIZED_ON_DATA) if rows else "",
-        "files": ", ".join(f"{v.path.name} {megabytes(v.path):.2f} MB" for v in listed if v.path is not None),
     }
 
 
@@ -400,8 +254,7 @@ def pack_rows(pack: ModelPack) -> list[tuple[str, str]]:
 def metric_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return names and values of the metrics of `evaluate_pack` or of a manifest."""
     plain = json.loads(json.dumps(metrics))
-    sizes = ", ".join(f"{size} px {share:.0%}" for size, share in plain.get("face_sizes_found", {}).items())
-    filled = {name: fill(text, {**plain, "sizes": sizes}) for name, text in MEASURES.items()}
+    filled = {name: fill(text, plain) for name, text in MEASURES.items()}
     return [(name, value) for name, value in filled.items() if value]
 
 

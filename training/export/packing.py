@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -25,14 +28,16 @@ from training.config import ConfigError, DataConfig, RunConfig
 from training.data.identities import list_identities, load_identities, read_rgb
 from training.data.subsampling import evenly_spaced_rows, limit_per_label
 from training.evaluation.embedding import Crops, Embedder
-from training.evaluation.lfw import read_pairs
-from training.evaluation.pack_evaluation import evaluate_pack
+from training.evaluation.lfw import VIEW1, read_pairs
+from training.evaluation.pack_evaluation import embed_pack, evaluate_pack
 from training.export.calibrate import calibrate
 from training.export.model_card import check_provenance, write_model_card
 from training.export.onnx_export import Centered, ExportPrecision, export_recognizer
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import CHECKPOINT, load_checkpoint, load_run
 
+log = logging.getLogger(__name__)
+CACHED: Final = "which takes some minutes; evaluate and later packs use the same crops"
 PARITY_IMAGES = 32
 MEAN_IMAGES = 2000
 
@@ -92,10 +97,12 @@ def make_pack(
             another architecture.
         ParityError: onnxruntime disagrees with torch; the pack is not written.
     """
-    options = options or PackOptions()
+    options, began = options or PackOptions(), time.monotonic()
+    cache = crop_cache(recognizer)
     if output.resolve() in {pack.directory for pack in (recognizer, detector) if isinstance(pack, ModelPack)}:
         raise ConfigError(f"{output} is a pack whose network is reused. Name another output folder")
     output.mkdir(parents=True, exist_ok=True)
+    log.info("1 of 3: write the networks")
     detector_file, recognizer_file = output / "detector.onnx", output / "recognizer.onnx"
     normalization = Normalization(127.5, 128.0)
     detector_provenance = _write_detector(detector, detector_file, normalization, options.detector_terms)
@@ -116,8 +123,11 @@ def make_pack(
     }
     draft = PackDraft(name, display_name, detector_file, recognizer_file, dimension, alignment)
     uncalibrated = write_pack(output, draft, {}, provenance, {})
-    evidence = _calibration(uncalibrated, data / "lfw")
-    metrics = evaluate_pack(uncalibrated, data)
+    log.info("2 of 3: calibrate on LFW View 1. The first time, LFW is aligned for this detector, %s", CACHED)
+    evidence = _calibration(uncalibrated, data / "lfw", cache)
+    log.info("3 of 3: measure on LFW and WIDER FACE")
+    metrics = evaluate_pack(uncalibrated, data, cache)
+    log.info("the pack took %s", timedelta(seconds=round(time.monotonic() - began)))
     pack = write_pack(output, draft, evidence, provenance, metrics)
     write_model_card(pack)
     return pack
@@ -153,6 +163,11 @@ def _export_run(
     return provenance, config
 
 
+def crop_cache(recognizer: Path | ModelPack) -> Path:
+    """Return the folder of LFW's crops that `kith-train evaluate` uses: beside a run, or in runs/ for a pack."""
+    return (recognizer.parent if isinstance(recognizer, Path) else Path("runs")) / "cache"
+
+
 def refresh_pack(directory: Path, data: Path, note: str | None = None, log: str | None = None) -> ModelPack:
     """Measure an existing pack, and write its metrics and model card. ``note`` and ``log`` replace those of the card.
     Raises PackError if the pack has no manifest version 2. Raises ConfigError if the manifest has no provenance of run
@@ -160,9 +175,7 @@ def refresh_pack(directory: Path, data: Path, note: str | None = None, log: str 
     pack = load_pack(directory)
     check_provenance(pack)
     changes = {key: value for key, value in (("note", note), ("log", log)) if value is not None}
-    metrics = evaluate_pack(pack, data)
-    if "groups" in pack.metrics:  # not measured here
-        metrics["groups"] = pack.metrics["groups"]
+    metrics = evaluate_pack(pack, data, crop_cache(pack))
     measured = update_manifest(pack.directory, {**pack.provenance, **changes}, metrics)
     write_model_card(measured)
     return measured
@@ -201,8 +214,8 @@ def measure_pack(pack: ModelPack, data: Path) -> dict[str, Any]:
     return {
         "detector_sha256": sha256_of(pack.detection.path),
         "recognizer": pack.recognition.fingerprint(),
-        "calibration": _calibration(pack, data / "lfw"),
-        "metrics": evaluate_pack(pack, data),
+        "calibration": _calibration(pack, data / "lfw", crop_cache(pack)),
+        "metrics": evaluate_pack(pack, data, crop_cache(pack)),
     }
 
 
@@ -247,14 +260,15 @@ def _describe_data(run: Path, config: RunConfig, terms: str | None) -> dict[str,
     return {"images": len(listed), "people": len(listed.names), "terms": terms}
 
 
-def _calibration(pack: ModelPack, lfw: Path) -> dict[str, Any]:
+def _calibration(pack: ModelPack, lfw: Path, cache: Path) -> dict[str, Any]:
     """Compare the photos of View 1's training list with each other, through the pack's own detector."""
     pairs = read_pairs(lfw / "pairsDevTrain.txt")
-    files = sorted({*pairs.first, *pairs.second})
-    vectors, found = Embedder(pack).embed([lfw / "images" / file for file in files])
-    people = [file.split("/")[0] for file, kept in zip(files, found, strict=True) if kept]
-    evidence = calibrate(vectors[found], people, "LFW View 1, pairsDevTrain, central face of each photo")
-    return {**evidence, "photos_without_face": int((~found).sum()), "recognizer": pack.recognition.fingerprint()}
+    embeddings = embed_pack(pack, lfw, cache, VIEW1)
+    rows = embeddings.rows(sorted({*pairs.first, *pairs.second}))
+    kept = rows[embeddings.found[rows]]
+    people = [embeddings.files[row].split("/")[0] for row in kept]
+    evidence = calibrate(embeddings.vectors[kept], people, "LFW View 1, pairsDevTrain, central face of each photo")
+    return {**evidence, "photos_without_face": len(rows) - len(kept), "recognizer": pack.recognition.fingerprint()}
 
 
 def _lfw_crops(detector: Detector, lfw: Path, alignment: Alignment) -> Crops:
@@ -265,4 +279,8 @@ def _lfw_crops(detector: Detector, lfw: Path, alignment: Alignment) -> Crops:
         faces = detector.detect([image])[0]
         if len(faces):
             crops.append(align(image, faces.landmarks_xy[:1], alignment)[0])
+    if not crops:
+        raise ConfigError(
+            f"the detector finds no face in the first {len(files)} photos of {lfw}. Name another detector"
+        )
     return np.stack(crops)

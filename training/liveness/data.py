@@ -15,7 +15,6 @@ from typing import Final
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
 from models.vision.detection import Detector
@@ -25,6 +24,7 @@ from models.vision.specs import BoxCrops
 from training.config import ConfigError
 from training.data.folders import photos_below
 from training.data.identities import decode_rgb, read_bytes
+from training.progress import track
 
 LIVE: Final = "live"
 """Name of live presentations among instruments."""
@@ -81,7 +81,7 @@ def load_presentations(
     instruments = {LIVE: live, **attacks}
     listed = [(name, *row) for name, folder in instruments.items() for row in _list_photos(folder)]
     crops, kept, not_judged = [], [], dict.fromkeys(instruments, 0)
-    for name, person, file in tqdm(listed, desc="detect and align", unit="photo"):
+    for name, person, file in track(listed, "detect and align", "photos"):
         cut = _cut_largest(file, detector, crop, max_outside)
         if cut is None:
             not_judged[name] += 1

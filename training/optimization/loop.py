@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
@@ -95,7 +96,7 @@ def fit(
             if stop:
                 raise RunInterruptedError(
                     f"stopped at step {state.step} of {batches.total_steps}. The checkpoint is saved. Resume with: "
-                    f"kith-train resume {config.output}"
+                    f"kith-train resume {shlex.quote(str(config.output))}"
                 )
         state.save(path)
     return Checkpoint(state.average().eval(), objective.head.eval(), state.step, state.loss, path)

@@ -11,8 +11,10 @@ from typing import Final
 
 from tqdm import tqdm
 
-LOG_INTERVAL_S: Final = 30.0
-"""Least time between two lines where no terminal shows the progress, such as in a file."""
+from training.progress import LOG_INTERVAL_S
+
+FIRST_STEPS: Final = 20
+"""Steps after which a log says for the first time how long the run takes."""
 FORMATS: Final[Mapping[str, Callable[[float], str]]] = {
     "learning_rate": "rate {:.3g}".format,
     "loss": "loss {:.3g}".format,
@@ -24,7 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class Progress:
-    """Line with epoch, step, values, images per second and remaining time.
+    """Line with epoch, step, values, images per second and remaining time, both by the mean of all steps since the
+    start or resumption: the load of the moment changes them little.
 
     Args:
         step: steps that were taken before.
@@ -43,8 +46,10 @@ class Progress:
             disable=silent or not terminal,
             bar_format="{desc}, {remaining} left{postfix}, {rate_noinv_fmt}",
             dynamic_ncols=True,
+            smoothing=0,
         )
-        self._logged, self._logged_at = step, time.monotonic()
+        self._began, self._began_at = step, time.monotonic()
+        self._logged_at: float | None = None
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Show the values after a step."""
@@ -67,14 +72,16 @@ class Progress:
         )
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write a line if the last one is old, and at the end."""
-        seconds = time.monotonic() - self._logged_at
-        if seconds < LOG_INTERVAL_S and step < self._total:
+        """Write a line after the first steps, if the last one is old, and at the end."""
+        now, done = time.monotonic(), step - self._began
+        quiet_s = now - (self._began_at if self._logged_at is None else self._logged_at)
+        first = self._logged_at is None and done >= FIRST_STEPS
+        if not first and quiet_s < LOG_INTERVAL_S and step < self._total:
             return
-        speed = (step - self._logged) / max(seconds, 1e-9)
+        speed = done / max(now - self._began_at, 1e-9)
         left = tqdm.format_interval((self._total - step) / speed)
         log.info("%s, %s left, %s, %.0fimg/s", self.place(step), left, describe(values), speed * self._batch_size)
-        self._logged, self._logged_at = step, time.monotonic()
+        self._logged_at = now
 
 
 def describe(values: Mapping[str, float]) -> str:

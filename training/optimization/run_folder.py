@@ -27,6 +27,8 @@ LOSSES = "losses.csv"
 ANGLES = "angles.csv"
 VALIDATION = "validation.csv"
 WORST_PAIRS = "worst_pairs.png"
+PEOPLE = "people.json"
+"""Names of the people that a run trains on, for messages. The checkpoint has only their hashes."""
 MAX_NAMED_CLASSES, MAX_NAMED_VALUES = 3, 5
 log = logging.getLogger(__name__)
 
@@ -82,14 +84,21 @@ def check_classes(checkpoint: Mapping[str, Any], data: IdentitySet, path: Path) 
         return
     new = [data.names[i] for i in np.flatnonzero(~np.isin(ids, saved_ids)).tolist()]
     gone = int((~np.isin(saved_ids, ids)).sum())
-    named = ", ".join(map(repr, new[:MAX_NAMED_CLASSES])) + (", ..." if len(new) > MAX_NAMED_CLASSES else "")
-    found = [f"{len(new)} new or changed ({named})"] if new else []
-    found += [f"{gone} missing"] if gone else []
+    listed = path.with_name(PEOPLE)
+    before = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else []
+    found = [f"{gone} missing{_named(sorted({*before} - {*data.names}))}"] if gone else []
+    found += [f"{len(new)} new or changed{_named(new)}"] if new else []
     raise ConfigError(
         f"{path} was saved with {len(saved_ids)} classes that are not the {len(ids)} of the data: "
         f"{', '.join(found) or 'their order differs'}. Restore the people and their names, or train with another "
         "--output"
     )
+
+
+def _named(people: Sequence[str]) -> str:
+    """Return the first names in brackets, or nothing without any."""
+    more = ", ..." if len(people) > MAX_NAMED_CLASSES else ""
+    return f" ({', '.join(map(repr, people[:MAX_NAMED_CLASSES]))}{more})" if people else ""
 
 
 def load_run(output: Path) -> tuple[RunConfig, nn.Module]:

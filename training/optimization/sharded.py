@@ -1,28 +1,21 @@
-"""Shards of the classifier by torch.distributed.checkpoint: every rank writes its own, any number of ranks reads."""
+"""Shards of the classifier: every rank writes its own rows, and any number of ranks reads them."""
 
 from __future__ import annotations
 
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._shard.sharded_tensor import init_from_local_shards
-from torch.distributed._shard.sharded_tensor.shard import Shard
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
-from training import distributed
+from training.errors import RunError
+from training.optimization.run_folder import save_atomically
 
 SHARDS = "classifier-"
-"""Prefix of the folder of a step's shards."""
+"""Prefix of the folder of a step's shards. A file is named after the first of its rows."""
 
 
 class ShardsReference(TypedDict):
@@ -32,22 +25,33 @@ class ShardsReference(TypedDict):
     tables: list[str]
 
 
-def save_shards(
-    folder: Path, tables_PD: Mapping[str, Tensor], part: slice, rows: int, group: dist.ProcessGroup | None
-) -> None:
-    """Write this rank's rows ``part`` of (rows, d) tables on the CPU. Collective in ``group``, which nothing else uses
-    meanwhile. When it returns on the first rank, all ranks have written."""
-    # Not by _quiet(): a thread must not replace the filters of the process.
-    for known in ("torch.distributed is disabled", "Detected an existing checkpoint"):
-        warnings.filterwarnings("ignore", known, UserWarning)
-    alone = distributed.world_size() == 1
-    save(_whole(tables_PD, part, rows, group), checkpoint_id=folder, process_group=group, no_dist=alone)
+def save_shards(folder: Path, tables_PD: Mapping[str, Tensor], part: slice, group: dist.ProcessGroup | None) -> None:
+    """Write this rank's rows ``part`` of tables on the CPU. Collective in ``group``, which nothing else uses meanwhile.
+    When it returns, all ranks have written. Raises on all ranks if one could not write."""
+    failure: OSError | None = None
+    try:
+        folder.mkdir(exist_ok=True)
+        save_atomically(folder / f"{part.start}.pt", dict(tables_PD))
+    except OSError as error:
+        failure = error
+    failed = torch.tensor(int(failure is not None))
+    if group is not None:
+        dist.all_reduce(failed, group=group)
+    if failed:
+        raise failure or RunError("another rank could not write its classes. Its error says why")
 
 
-def load_shards(folder: Path, tables_PD: Mapping[str, Tensor], part: slice, rows: int) -> None:
-    """Fill (P, d) tables in place with the rows ``part`` of saved (rows, d) tables. Collective."""
-    with _quiet():
-        load(_whole(tables_PD, part, rows), checkpoint_id=folder, no_dist=distributed.world_size() == 1)
+def load_shards(folder: Path, tables_PD: Mapping[str, Tensor], part: slice) -> None:
+    """Fill (P, d) tables in place with the rows ``part`` of the saved tables."""
+    for path in folder.glob("*.pt"):
+        first = int(path.stem)
+        if first >= part.stop:
+            continue
+        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        for name, table_PD in tables_PD.items():
+            start, stop = max(part.start, first), min(part.stop, first + len(saved[name]))
+            if start < stop:
+                table_PD[start - part.start : stop - part.start] = saved[name][start - first : stop - first]
 
 
 def remove_old_shards(run: Path, kept: ShardsReference | None) -> None:
@@ -62,34 +66,5 @@ def read_class_weights(run: Path, checkpoint: Mapping[str, Any]) -> Tensor | Non
     if shards is None:
         whole: Tensor | None = checkpoint["head"].get("weight")
         return whole
-    folder = run / shards["folder"]
-    metadata = FileSystemReader(folder).read_metadata().state_dict_metadata["weight"]
-    weight = torch.empty(cast(TensorStorageMetadata, metadata).size)
-    with _quiet():
-        load({"weight": weight}, checkpoint_id=folder, no_dist=True)
-    return weight
-
-
-def _whole(
-    tables_PD: Mapping[str, Tensor], part: slice, rows: int, group: dist.ProcessGroup | None = None
-) -> dict[str, Any]:
-    """Return tables as parts of a whole: shards need not be of equal size."""
-    if distributed.world_size() == 1:
-        return dict(tables_PD)
-    return {
-        name: init_from_local_shards(
-            [Shard.from_tensor_and_offsets(table, [part.start, 0], distributed.rank())],
-            rows,
-            table.shape[1],
-            process_group=group,
-        )
-        for name, table in tables_PD.items()
-    }
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Ignore torch's notes about its own types."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    files = sorted((run / shards["folder"]).glob("*.pt"), key=lambda path: int(path.stem))
+    return torch.cat([torch.load(file, map_location="cpu", weights_only=True)["weight"] for file in files])

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from training import distributed
 from training.config import ConfigError, LoopConfig
@@ -143,7 +144,7 @@ class TrainingState:
 
         def write() -> None:
             if shards is not None and isinstance(head, PartialFC):
-                save_shards(path.parent / shards["folder"], tables, head.part, head.num_classes, self._shards_group)
+                save_shards(path.parent / shards["folder"], tables, head.part, self._shards_group)
             if distributed.rank() == 0:
                 save_atomically(path, document)
                 remove_old_shards(path.parent, shards)
@@ -167,9 +168,7 @@ class TrainingState:
             head.load_full_state(state["head"])
         elif isinstance(head, PartialFC):
             folder = path.parent / shards["folder"]
-            head.load_own_tables(
-                shards["tables"], lambda tables: load_shards(folder, tables, head.part, head.num_classes)
-            )
+            head.load_own_tables(shards["tables"], lambda tables: load_shards(folder, tables, head.part))
             head.head.load_state_dict({**state["head"], "weight": head.head.weight.detach()})
         else:
             raise ConfigError(f"{path} has shards of classes. Resume it with loop.class_sampling")
@@ -233,6 +232,7 @@ def update_ema(averaged: nn.Module, model: nn.Module, decay: float) -> None:
     """Update the moving average of all floating tensors, including batch-norm statistics."""
     target, source = averaged.state_dict(), model.state_dict()
     floats = [name for name, value in target.items() if value.is_floating_point()]
-    torch._foreach_lerp_([target[n] for n in floats], [source[n] for n in floats], 1 - decay)
+    average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+    average([target[n] for n in floats], [source[n] for n in floats], 0)
     for name in target.keys() - set(floats):
         target[name].copy_(source[name])

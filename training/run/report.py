@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ from training.optimization.sharded import read_class_weights
 from training.run.compare import training_angle_rows, training_angles
 from training.run.people import HeldOut, MeasuredPeople, people_figures, worst_pairs
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, eq=False)
 class LfwResults:
@@ -53,6 +56,7 @@ class LfwResults:
 
 def collect_lfw_results(embed: Embed, crops: LfwCrops, flip: bool = False) -> LfwResults:
     """Embed and evaluate the crops for all parts in ``crops``."""
+    log.info("LFW: embed %d photos, then compare them and resample people for intervals", len(crops.files))
     embeddings = embed_lfw(embed, crops, flip)
     return LfwResults(crops.root, embeddings, evaluate_lfw_embeddings(embeddings, crops.root, crops.parts))
 

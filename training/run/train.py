@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from models.vision.detection import Detector
 from training import distributed
 from training.backbones import build_backbone
 from training.config import ConfigError, RunConfig
-from training.data.identities import IdentitySet, hold_out, load_identities
+from training.data.identities import IdentitySet, PhotoFiles, hold_out, load_identities
 from training.data.split import split_identities
 from training.data.verification import read_bin
 from training.evaluation import plots
@@ -29,6 +33,7 @@ from training.optimization.objective import Objective, build_losses, build_objec
 from training.optimization.run_folder import (
     CHECKPOINT,
     LOSSES,
+    PEOPLE,
     WORST_PAIRS,
     load_checkpoint,
     load_run,
@@ -48,6 +53,23 @@ def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Che
         raise ConfigError(
             f"{config.output} has imported weights. Start a run by --set backbone.weights={config.output}"
         )
+    with no_folder_of_a_failed_start(config.output):
+        return _train(config, detector)
+
+
+@contextmanager
+def no_folder_of_a_failed_start(output: Path) -> Iterator[None]:
+    """Remove the folder of a new run that fails before its first step."""
+    new = not output.exists()
+    try:
+        yield
+    except BaseException:
+        if new and distributed.rank() == 0 and not (output / LOSSES).exists() and not (output / CHECKPOINT).exists():
+            shutil.rmtree(output, ignore_errors=True)
+        raise
+
+
+def _train(config: RunConfig, detector: Detector | None) -> Checkpoint:
     build_losses(config, num_classes=64)  # reports wrong settings before the photos are read
     torch.manual_seed(config.loop.seed)
     cache = config.output.parent / "cache"
@@ -58,6 +80,9 @@ def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Che
     distributed.barrier()
     split = split_identities(load_identities(config.data, cache, detector), config.data, config.loop.seed)
     data, taught = hold_out(split.train, config.distill.held_out, config.loop.seed)
+    named = data.listed is not None and isinstance(data.listed.source, PhotoFiles)
+    if named and distributed.rank() == 0 and not (config.output / PEOPLE).exists():
+        (config.output / PEOPLE).write_text(json.dumps(data.names), encoding="utf-8")
     backbone = build_backbone(config.backbone, config.data.crop_px)
     objective = build_objective(config, data.num_classes)
     if config.backbone.weights is not None and not (config.output / CHECKPOINT).exists():

@@ -190,7 +190,9 @@ def test_preflight_finds_everything_at_once(folder: Path, crops: NDArray[np.uint
     (folder / "single").mkdir()
     (folder / "single" / "0.png").write_bytes(encoded(crops[0]))
     found = preflight(by_folder(folder))
-    assert found.unreadable == (str(folder / "p0" / "0.png"),)
+    (reason,) = found.unreadable
+    assert reason.startswith(f"{folder / 'p0' / '0.png'} cannot be decoded (")
+    assert reason in " ".join(found.warnings)  # whole
     assert found.wrong_size == (str(folder / "p0" / "1.png"),)
     assert found.duplicates_within == ((str(folder / "p1" / "0.png"), str(folder / "p1" / "1.png")),)
     assert found.duplicates_across == ((str(folder / "p2" / "0.png"), str(folder / "p3" / "0.png")),)
@@ -215,7 +217,10 @@ def test_preflight_of_a_sample(folder: Path) -> None:
     (folder / "p0" / "1.png").write_bytes(b"broken")
     found = preflight(by_folder(folder), sample=3)
     assert (found.images, found.checked) == (24, 3)
-    assert found.unreadable == (str(folder / "p0" / "0.png"), str(folder / "p5" / "3.png"))
+    assert [reason.split()[0] for reason in found.unreadable] == [
+        str(folder / "p0" / "0.png"),
+        str(folder / "p5" / "3.png"),
+    ]
 
 
 def as_python2(pickled: bytes) -> bytes:

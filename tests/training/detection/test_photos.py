@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from training.config import ConfigError
-from training.detection.photos import MAX_PHOTO_SIDE_PX, load_annotated
+from training.detection.photos import MAX_PHOTO_SIDE_PX, list_annotated, read_annotated
 
 FACE = {"landmarks": [[1.0, 1.0]] * 5, "score": 0.9}
 
@@ -29,7 +29,7 @@ def annotate(folder: Path, *rows: dict[str, object]) -> None:
 
 def test_large_photos_are_scaled_with_their_faces(folder: Path) -> None:
     annotate(folder, {"faces": [{**FACE, "box_xyxy": [100, 50, 600, 450]}]})
-    (photo,) = load_annotated(folder)
+    (photo,) = read_annotated(list_annotated(folder))
     scale = MAX_PHOTO_SIDE_PX / 1000
     assert photo.image.shape[:2] == (round(500 * scale), MAX_PHOTO_SIDE_PX)
     assert photo.boxes[0] == pytest.approx(np.array([100, 50, 600, 450]) * scale)
@@ -39,27 +39,31 @@ def test_large_photos_are_scaled_with_their_faces(folder: Path) -> None:
 def test_annotated_boxes_win_and_other_detections_are_doubtful(folder: Path) -> None:
     seen = [{**FACE, "box_xyxy": [0, 0, 48, 52]}, {**FACE, "box_xyxy": [300, 300, 350, 350]}]
     annotate(folder, {"boxes_xyxy": [[0, 0, 50, 50]], "yunet": seen, "split": "val"})
-    assert load_annotated(folder, "train") == []
-    (photo,) = load_annotated(folder, "val")
+    assert list_annotated(folder, "train") == []
+    (photo,) = read_annotated(list_annotated(folder, "val"))
     assert photo.doubtful.tolist() == [False, True]
     assert np.isfinite(photo.points).all()
 
 
 def test_boxes_need_no_detector(folder: Path) -> None:
     annotate(folder, {"boxes_xyxy": [[0, 0, 50, 50]]})
-    (photo,) = load_annotated(folder)
+    (photo,) = read_annotated(list_annotated(folder))
     assert photo.boxes.shape == (1, 4)
     assert np.isnan(photo.points).all()
     (folder / "annotations.jsonl").write_text("{")
     with pytest.raises(ConfigError, match="not JSON lines"):
-        load_annotated(folder)
+        list_annotated(folder)
 
 
-def test_at_most_limit_photos_are_read(folder: Path) -> None:
-    annotate(folder, {}, {}, {}, {}, {})
-    assert len(load_annotated(folder, limit=2)) == 2
+def test_photos_are_read_when_they_are_used(folder: Path) -> None:
+    annotate(folder, {}, {"file": "nowhere.png"})
+    listed = list_annotated(folder)
+    assert len(listed) == 2
+    assert next(read_annotated(listed[:1])).image.shape[2] == 3
+    with pytest.raises(ConfigError, match="nowhere"):
+        list(read_annotated(listed))
 
 
 def test_folders_without_annotations_are_rejected(folder: Path) -> None:
     with pytest.raises(ConfigError, match="Name a folder of annotated photos"):
-        load_annotated(folder)
+        list_annotated(folder)

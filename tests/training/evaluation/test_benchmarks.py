@@ -23,7 +23,7 @@ from training.cli.commands import app
 from training.config import ConfigError
 from training.data.verification import VerificationSet
 from training.evaluation import lfw as lfw_module
-from training.evaluation.benchmarks import evaluate_bin, evaluate_ijb, read_ijb_media, read_ijb_pairs
+from training.evaluation.benchmarks import evaluate_bin, evaluate_ijb, read_ijb_media, read_ijb_pairs, tar_or_reason
 from training.evaluation.embedding import Embedder, Embeddings, central_crops, embed_crops
 from training.evaluation.lfw import (
     DOUBTFUL_STRANGERS,
@@ -245,7 +245,8 @@ def test_cached_crops_give_the_packs_own_figures(
     crops = load_lfw_crops(small_lfw, pack.detection, tmp_path / "cache", ["view1"])
     assert crops.found.sum() == len(crops.files) - 1
     pairs = read_pairs(small_lfw / "pairsDevTest.txt")
-    direct = verify(Embedder(pack).embeddings(sorted({*pairs.first, *pairs.second}), small_lfw / "images"), pairs)
+    files = sorted({*pairs.first, *pairs.second})
+    direct = verify(Embeddings(tuple(files), *Embedder(pack).embed([small_lfw / "images" / f for f in files])), pairs)
     assert verify(embed_lfw(recognizer.embed, crops), pairs) == direct
     assert direct.photos_without_face == 1
 
@@ -360,6 +361,15 @@ def test_ijb_and_distractors_from_the_command_line(
     assert f"TAR at FAR 0.1 │ {expected:.2%}" in " ".join(printed.split())
     assert "Rank-1 among 10 distractors" in printed
     assert "twins accuracy" in printed
+    assert "too small" in printed
+
+
+def test_sets_too_small_for_a_rate_say_so() -> None:
+    assert tar_or_reason(0.5, 1e-3, 1000) == "50.00%"
+    reason = "too small: needs 1,000 pairs of different people, not 999"
+    assert tar_or_reason(0.5, 1e-3, 999) == reason
+    pairs = VerificationSet(np.zeros((24, 4, 4, 3), np.uint8), np.arange(12) % 2 == 0)
+    assert evaluate_bin(lambda c: np.ones((len(c), 2), np.float32), pairs).others == 6
 
 
 def test_a_folder_without_ijb_lists_is_rejected(tmp_path: Path, detector: Detector) -> None:

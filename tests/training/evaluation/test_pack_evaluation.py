@@ -1,8 +1,7 @@
-"""Groups contain the right pairs, and worst pairs are ordered."""
+"""A pack is measured on crops that are aligned once, also for its calibration and for runs."""
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import cv2
@@ -11,76 +10,42 @@ import pytest
 from numpy.typing import NDArray
 
 from models.pack.manifest import ModelPack
-from models.vision.quality import Quality
+from tests.training.evaluation.test_benchmarks import write_lists
+from training.evaluation import lfw
 from training.evaluation.embedding import Embedder
-from training.evaluation.pack_evaluation import WORST_PAIR_COUNT, split_pairs, worst_pairs
-
-COUNT = 90
+from training.evaluation.pack_evaluation import embed_pack
 
 
-def test_a_photo_without_a_face_has_no_direction_and_no_quality(
-    pack: ModelPack, group: NDArray[np.uint8], tmp_path: Path
-) -> None:
+def test_a_photo_without_a_face_has_no_direction(pack: ModelPack, group: NDArray[np.uint8], tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "group.png"), group)
     cv2.imwrite(str(tmp_path / "black.png"), np.zeros_like(group))
-    embedder, names = Embedder(pack), ["black.png", "group.png"]
-    found = embedder.embeddings(names, tmp_path)
-    assert found.found.tolist() == [False, True]
-    assert np.linalg.norm(found.vectors, axis=1) == pytest.approx([0, 1], abs=1e-5)
-    assert list(embedder.qualities(names, tmp_path)) == ["group.png"]
+    vectors, found = Embedder(pack).embed([tmp_path / "black.png", tmp_path / "group.png"])
+    assert found.tolist() == [False, True]
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx([0, 1], abs=1e-5)
 
 
-def quality(sharpness: float) -> Quality:
-    return Quality(40.0 + sharpness, sharpness, 120.0, 50.0, sharpness / 100, 0.0, 0.0)
+def test_lfw_is_aligned_once(
+    pack: ModelPack,
+    astronaut: NDArray[np.uint8],
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = write_lists(tmp_path / "lfw", rng)
+    small = cv2.resize(cv2.cvtColor(astronaut, cv2.COLOR_RGB2BGR), None, fx=0.4, fy=0.4)
+    for file in files:
+        path = tmp_path / "lfw" / "images" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), small)
+    whole = embed_pack(pack, tmp_path / "lfw", tmp_path / "cache", lfw.PARTS)
 
+    def again(*_: object) -> None:
+        raise AssertionError("photos are detected again")
 
-def test_every_pair_is_in_the_tercile_of_its_worse_photo(rng: np.random.Generator) -> None:
-    first = [f"P{i}/P{i}_0001.jpg" for i in range(COUNT)]
-    second = [f"P{i}/P{i}_0002.jpg" if i % 2 else f"Q{i}/Q{i}_0001.jpg" for i in range(COUNT)]
-    same = np.arange(COUNT) % 2 == 1
-    called_same = same ^ (rng.random(COUNT) < 0.3)
-    sharp = {file: float(value) for file, value in zip([*first, *second], rng.permutation(2 * COUNT), strict=True)}
-    faceless = first[7]
-    photos = Counter({f"P{i}": 1 + i % 8 for i in range(COUNT)}) + Counter({f"Q{i}": 1 for i in range(COUNT)})
-    qualities = {f: quality(s) for f, s in sharp.items() if f != faceless}
-    found = split_pairs(called_same, same, first, second, qualities, photos, min_pairs=1)
-    worse = np.array(
-        [np.nan if faceless in (a, b) else min(sharp[a], sharp[b]) for a, b in zip(first, second, strict=True)]
-    )
-    low, high = np.nanquantile(worse, [1 / 3, 2 / 3])
-    thirds = [split for split in found if split.by == "sharpness"]
-    for split, chosen in zip(thirds, (worse <= low, (worse > low) & (worse <= high), worse > high), strict=True):
-        assert split.pairs == chosen.sum()
-        assert split.accuracy == pytest.approx((called_same == same)[chosen].mean(), abs=1e-4)
-        assert split.fnmr == pytest.approx((~called_same)[chosen & same].mean(), abs=1e-4)
-        assert split.fmr == pytest.approx(called_same[chosen & ~same].mean(), abs=1e-4)
-        assert split.interval[0] <= split.accuracy <= split.interval[1]
-    assert sum(split.pairs for split in thirds) == COUNT - 1
-    # For yaw, the larger value is worse.
-    yaw = [split for split in found if split.by == "yaw, absolute"]
-    worst = np.array([max(sharp[a], sharp[b]) for a, b in zip(first, second, strict=True) if faceless not in (a, b)])
-    assert yaw[-1].pairs == (worst > np.quantile(worst, 2 / 3)).sum()
-    of_people = {split.part: split.pairs for split in found if split.by == "photos of the person"}
-    assert sum(of_people.values()) == COUNT
-    assert of_people["1"] == sum(1 for i in range(COUNT) if not same[i] or i % 8 == 0)
-
-
-def test_pairs_without_faces_are_grouped_by_person_only() -> None:
-    first, second = ["A/A_0001.jpg", "B/B_0001.jpg"], ["A/A_0002.jpg", "C/C_0001.jpg"]
-    found = split_pairs(np.array([True, True]), np.array([True, False]), first, second, {}, Counter("ABC"), min_pairs=1)
-    assert [(split.by, split.pairs, split.fnmr, split.fmr) for split in found] == [("photos of the person", 2, 0, 1)]
-
-
-def test_worst_pairs_come_first_and_have_faces(rng: np.random.Generator) -> None:
-    similarities, same = rng.normal(size=60), np.arange(60) % 2 == 0
-    files = [f"{i}.jpg" for i in range(60)]
-    seen = np.ones(60, bool)
-    seen[similarities.argmin()] = seen[similarities.argmax()] = False
-    found = worst_pairs(similarities, same, files, files[::-1], seen)
-    mated = sorted((similarities[i], files[i]) for i in range(60) if same[i] and seen[i])[:WORST_PAIR_COUNT]
-    non_mated = sorted(((similarities[i], files[i]) for i in range(60) if not same[i] and seen[i]), reverse=True)[
-        :WORST_PAIR_COUNT
-    ]
-    assert [(a, s) for a, _, s in found.mated] == [(file, round(value, 4)) for value, file in mated]
-    assert [(a, s) for a, _, s in found.non_mated] == [(file, round(value, 4)) for value, file in non_mated]
-    assert found.mated[0][1] == files[59 - int(found.mated[0][0].split(".")[0])]
+    monkeypatch.setattr(lfw, "central_crops", again)
+    view1 = embed_pack(pack, tmp_path / "lfw", tmp_path / "cache", lfw.VIEW1)
+    assert set(view1.files) < set(whole.files) == set(files)
+    assert np.array_equal(view1.vectors, whole.vectors[whole.rows(view1.files)])
+    # A run with the standard crops uses the same ones.
+    crops = lfw.load_lfw_crops(tmp_path / "lfw", pack.detection, tmp_path / "cache")
+    assert crops.found.all()

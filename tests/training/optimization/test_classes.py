@@ -109,13 +109,24 @@ def test_a_run_with_other_people_is_refused(
     assert train_recognizer(config(write(tmp_path / "copy", people), output, 2)).step == 2 * STEPS_PER_EPOCH
 
 
-def test_the_message_names_new_people_and_counts_missing_ones(tmp_path: Path, people: People) -> None:
+def test_the_message_names_new_and_missing_people(tmp_path: Path, people: People) -> None:
     train_recognizer(config(write_folder(tmp_path / "data", people), tmp_path / "run", 1))
     changed = write_folder(tmp_path / "data", {**renamed(people), "Åsa": people["p1"]})
     with pytest.raises(
-        ConfigError, match=r"6 classes .* the 7 of the data: 2 new or changed \('zoe', 'Åsa'\), 1 missing"
+        ConfigError, match=r"6 classes .* the 7 of the data: 1 missing \('.*'\), 2 new or changed \('zoe', 'Åsa'\)"
     ):
         train_recognizer(config(changed, tmp_path / "run", 2))
+
+
+def test_the_message_names_who_left_where_the_next_person_moves_up(tmp_path: Path, people: People) -> None:
+    def limited(data: DataConfig) -> RunConfig:
+        made = config(data, tmp_path / "run", 1)
+        return replace(made, data=replace(made.data, max_identities=4))
+
+    train_recognizer(limited(write_folder(tmp_path / "data", people)))
+    left = sorted(people)[1]
+    with pytest.raises(ConfigError, match=rf"1 missing \('{left}'\), 1 new or changed \('{sorted(people)[4]}'\)"):
+        train_recognizer(limited(write_folder(tmp_path / "data", {k: v for k, v in people.items() if k != left})))
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["whole", "shards"])
@@ -135,7 +146,7 @@ def test_partial_fc_checks_its_classes(tmp_path: Path, people: People, sharded: 
 def test_swapped_labels_of_numbered_people_are_found(tmp_path: Path, people: People) -> None:
     train_recognizer(config(write_records(tmp_path / "data", people), tmp_path / "run", 1))
     swapped = {**people, "p1": people["p4"], "p4": people["p1"]}
-    with pytest.raises(ConfigError, match=r"2 new or changed \('1', '4'\), 2 missing"):
+    with pytest.raises(ConfigError, match=r"2 missing, 2 new or changed \('1', '4'\)"):
         train_recognizer(config(write_records(tmp_path / "data", swapped), tmp_path / "run", 2))
 
 

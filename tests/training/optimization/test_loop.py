@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -439,6 +440,22 @@ def test_steps_with_all_classes_copy_none(folder: Path, tmp_path: Path) -> None:
         for name, table in [*head.own_tables().items(), ("weight", head.head.weight), ("weight", in_optimizer)]:
             tables.setdefault(name, set()).add(table.data_ptr())
     assert {name: len(places) for name, places in tables.items()} == {"weight": 1, "momentum_buffer": 1}
+
+
+def test_a_failed_start_leaves_no_folder(folder: Path, tmp_path: Path) -> None:
+    config = tiny_run(folder, tmp_path / "run")
+    (folder / "p0" / "0.png").write_bytes(b"broken")
+    with pytest.raises(ConfigError, match="cannot be decoded"):
+        train_recognizer(config)
+    assert not config.output.exists()
+    shutil.rmtree(folder / "p0")
+    with pytest.raises(ConfigError, match="batch"):
+        train_recognizer(replace(config, loop=replace(config.loop, batch_size=4096)))
+    assert not config.output.exists()
+    config.output.mkdir()  # by someone else
+    with pytest.raises(ConfigError, match="batch"):
+        train_recognizer(replace(config, loop=replace(config.loop, batch_size=4096)))
+    assert config.output.exists()
 
 
 def test_head_options_are_checked_before_decoding(folder: Path, tmp_path: Path) -> None:

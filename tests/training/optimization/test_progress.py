@@ -20,6 +20,7 @@ from tests.training.runs import STEPS_PER_EPOCH, tiny_run, write_people
 from training.config import HeadConfig
 from training.losses import HEADS, PartialFC, build_head
 from training.optimization.progress import Progress, describe
+from training.progress import track
 from training.run.train import train_recognizer
 
 VALUES = {"loss": 4.25, "learning_rate": 0.09, "scale": 20.0, "target_angle_deg": 61.4, "accuracy": 0.125, "other": 1.0}
@@ -46,13 +47,27 @@ def test_a_file_gets_a_line_now_and_then_and_at_the_end(
         shown.update(step, VALUES)
     shown.close()
     lines = [record.message for record in caplog.records]
-    assert [re.findall(r"step (\d+)/100", line) for line in lines] == [["50"], ["80"], ["100"]]
-    expected = "epoch 5/10, step 50/100, 00:50 left, rate 0.09, loss 4.25, angle 61°, accuracy 12.5%, 8img/s"
+    assert [re.findall(r"step (\d+)/100", line) for line in lines] == [["40"], ["70"], ["100"]]
+    expected = "epoch 4/10, step 40/100, 01:00 left, rate 0.09, loss 4.25, angle 61°, accuracy 12.5%, 8img/s"
     assert lines[0] == expected
     assert "00:00 left" in lines[2]
     caplog.clear()
     Progress(0, 1, 1, 8, silent=True).update(1, VALUES)
     assert not caplog.records
+
+
+def test_long_work_logs_a_line_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    caplog.set_level(logging.INFO, "training.progress")
+    assert list(track(range(5), "detect", "photos")) == list(range(5))
+    assert not caplog.records
+    for _ in track(iter(range(100)), "detect", "photos", 100):
+        now += 1.0
+    lines = [record.message for record in caplog.records]
+    assert lines == [
+        f"detect: {n} of 100 photos, {left} left" for n, left in ((30, "01:10"), (60, "00:40"), (90, "00:10"))
+    ]
 
 
 @pytest.mark.long
