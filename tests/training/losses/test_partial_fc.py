@@ -1,4 +1,4 @@
-"""Heads split over two ranks have the loss and gradient of one process, also where samples are compared."""
+"""Heads and terms on two ranks have the loss and gradient of one process, and of their papers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.training.losses import derivations as paper
+from tests.training.losses import test_losses as oracle
 from training.config import HeadConfig
-from training.losses import HEADS, CosineHead, PartialFC, build_head
+from training.losses import HEADS, CosineHead, Head, PartialFC, build_head
 
 DIM, CLASSES, BATCH, WORLD = 8, 7, 12, 2
 TIMEOUT: Final = timedelta(seconds=240)
@@ -29,12 +32,40 @@ CASES: Final[dict[str, HeadConfig]] = {
 }
 
 
-def build(name: str) -> CosineHead:
+WHOLE: Final = ("softmax", "softmax_no_bias", "l2_softmax", "a_softmax", "l_softmax", "coco", "adacos")
+WHOLE_COSINE: Final = ("subcenter_arcface", "curricularface")
+"""Heads that no rank splits: each rank has all classes and its share of the batch."""
+
+
+def build(name: str) -> Head:
     torch.manual_seed(3)
-    head = build_head(CASES[name], DIM, CLASSES)
-    assert isinstance(head, CosineHead)
-    head.interclass_filter = 0.3
+    head = build_head(CASES.get(name, HeadConfig(name)), DIM, CLASSES)
+    if isinstance(head, CosineHead) and name in CASES:
+        head.interclass_filter = 0.3
     return head.double().train()
+
+
+def paper_batch() -> tuple[Any, Any, Any]:
+    """Return ten embeddings, weights of all sub-centers, and labels, for the cases of `test_losses`."""
+    rng = np.random.default_rng(7)
+    return rng.normal(size=(10, oracle.DIM)), rng.normal(size=(3 * oracle.CLASSES, oracle.DIM)), np.arange(10) % 6
+
+
+def paper_outcome(name: str, part: slice) -> dict[str, Tensor]:
+    """Return loss and gradient of a head or term of `test_losses` for a part of the batch."""
+    x, w, y = paper_batch()
+    inputs, labels = torch.tensor(x[part], requires_grad=True), torch.from_numpy(y[part])
+    if name in oracle.TERM_CASES:
+        loss = oracle.TERM_CASES[name][0]().double()(
+            inputs, labels, torch.tensor(w[: oracle.CLASSES], requires_grad=True)
+        )
+        loss.backward()
+        return {"loss": loss.detach(), "gradient": torch.zeros_like(inputs) if inputs.grad is None else inputs.grad}
+    head = oracle.HEAD_CASES[name][0]().double()
+    weight = oracle.weights_of(head)
+    with torch.no_grad():
+        weight.copy_(torch.from_numpy(w[: len(weight)]))
+    return outcome(PartialFC(head, 1.0) if isinstance(head, CosineHead) and head.shardable else head, inputs, labels, 5)
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -44,9 +75,9 @@ def batch() -> tuple[Tensor, Tensor]:
     return x_BD, torch.randint(0, CLASSES, (BATCH,), generator=generator)
 
 
-def outcome(head: CosineHead | PartialFC, x_BD: Tensor, labels_B: Tensor, seed: int) -> dict[str, Tensor]:
+def outcome(head: Head, x_BD: Tensor, labels_B: Tensor, seed: int) -> dict[str, Tensor]:
     """Return loss and gradient of a step whose margins are drawn with this seed."""
-    x_BD = x_BD.clone().requires_grad_()
+    x_BD = x_BD.detach().clone().requires_grad_()
     head.begin_step(labels_B)
     torch.manual_seed(seed)
     loss = head(x_BD, labels_B)
@@ -63,7 +94,12 @@ def one_rank(rank: int, folder: Path) -> None:
     x_BD, labels_B = batch()
     results: dict[str, Any] = {}
     for name in CASES:
-        results[name] = outcome(PartialFC(build(name), 1.0), x_BD[part], labels_B[part], seed=5 + rank)
+        split = PartialFC(build(name), 1.0)  # type: ignore[arg-type]
+        results[name] = outcome(split, x_BD[part], labels_B[part], seed=5 + rank)
+    for name in (*WHOLE, *WHOLE_COSINE):
+        results[name] = outcome(build(name), x_BD[part], labels_B[part], seed=5 + rank)
+    for name in (*oracle.HEAD_CASES, *oracle.TERM_CASES):
+        results[f"paper {name}"] = paper_outcome(name, slice(5 * rank, 5 * rank + 5))
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -83,7 +119,19 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, 
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*oracle.HEAD_CASES, *oracle.TERM_CASES])
+def test_two_ranks_match_the_paper(name: str, ranks: list[dict[str, dict[str, Tensor]]]) -> None:
+    x, w, y = paper_batch()
+    cases: Any = {**oracle.HEAD_CASES, **oracle.TERM_CASES}
+    make, expected = cases[name]
+    w = w[: oracle.CLASSES] if name in oracle.TERM_CASES else w[: len(oracle.weights_of(make()))]
+    found = [result[f"paper {name}"] for result in ranks]
+    assert torch.stack([one["loss"] for one in found]).mean().item() == pytest.approx(expected(x, w, y), rel=1e-9)
+    gradient = torch.cat([one["gradient"] for one in found]) / WORLD
+    np.testing.assert_allclose(gradient, paper.slope(lambda v: expected(v, w, y), x), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*CASES, *WHOLE, *WHOLE_COSINE])
 def test_two_ranks_equal_one_process(name: str, ranks: list[dict[str, dict[str, Tensor]]]) -> None:
     expected = outcome(build(name), *batch(), seed=5)
     losses = torch.stack([result[name]["loss"] for result in ranks])
@@ -96,3 +144,4 @@ def test_two_ranks_equal_one_process(name: str, ranks: list[dict[str, dict[str, 
 def test_every_shardable_head_is_compared() -> None:
     shardable = {name for name in HEADS if getattr(build_head(HeadConfig(name), DIM, CLASSES), "shardable", False)}
     assert {config.name for config in CASES.values()} == shardable
+    assert shardable | {*WHOLE, *WHOLE_COSINE, "none", "agents"} == set(HEADS)
