@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, dataclass_transform
 
@@ -241,6 +242,8 @@ class LoopConfig:
     sharded_checkpoint: bool = False
     """Let every rank of Partial FC write its classes beside the checkpoint, instead of sending them to the first."""
     checkpoint_seconds: float = 120.0
+    wandb: str = ""
+    """Project of Weights & Biases to log to, beside TensorBoard; needs the package wandb. Empty: none."""
     seed: Count = 7
 
 
@@ -343,6 +346,34 @@ def _nearest(key: str, known: Sequence[str]) -> str:
     last = key.rpartition(".")[2]
     found = difflib.get_close_matches(key, known, 1) or [name for name in known if name.endswith(f".{last}")]
     return f". Did you mean {found[0]}?" if found else ". docs/training.md lists the settings"
+
+
+def read_settings(path: Path) -> dict[str, str]:
+    """Return the settings of a YAML or JSON file as `RunConfig.overridden` takes them. Keys are those of ``--set``, in
+    sections (``loop: {epochs: 3}``) or written out (``loop.epochs: 3``). YAML needs the package pyyaml. Raises
+    ConfigError if the file cannot be read."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        document = json.loads(text) if path.suffix == ".json" else import_module("yaml").safe_load(text)
+    except ImportError as error:
+        raise ConfigError(
+            f"{path}: YAML needs the package pyyaml. Install it, or write the settings as JSON"
+        ) from error
+    except Exception as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} has no settings. Write them as section: {{key: value}}")
+    return dict(_written(document))
+
+
+def _written(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from _written(value, f"{prefix}{key}.")
+        elif f"{prefix}{key}" == "validation":
+            yield "validation", ",".join(map(str, value or ()))
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
 
 
 def _value(text: str) -> Any:

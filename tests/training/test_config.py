@@ -18,9 +18,11 @@ from training.config import (
     LoopConfig,
     RunConfig,
     TermConfig,
+    read_settings,
 )
 from training.losses import build_head, build_term
-from training.recipes import PUBLISHED_LOSSES, RECIPES, compared
+from training.optimization.loop import learning_rate
+from training.recipes import PUBLISHED_LOSSES, RECIPES, compared, shipped_sets
 
 
 @pytest.fixture
@@ -128,6 +130,76 @@ def test_unknown_keys_in_config_json_are_rejected(config: RunConfig) -> None:
     document["loop"]["epoch"] = 3
     with pytest.raises(ConfigError, match=r"loop\.epoch"):
         RunConfig.from_dict(document)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "mine.json",
+            '{"loop": {"epochs": 3, "learning_rate": 0.001}, "head.name": "arcface", "terms": {"intra": 0.5}}',
+        ),
+        ("mine.yaml", "# mine\nloop:\n  epochs: 3\n  learning_rate: 1e-3\nhead.name: arcface\nterms: {intra: 0.5}\n"),
+    ],
+)
+def test_a_file_has_the_settings_of_the_command_line(config: RunConfig, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    made = config.overridden(read_settings(tmp_path / name))
+    assert (made.loop.epochs, made.loop.learning_rate, made.head.name) == (3, 0.001, "arcface")
+    assert made.terms == (TermConfig("intra", 0.5),)
+
+
+def test_a_file_of_unknown_settings_is_refused(config: RunConfig, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("loop: {epoch: 3}")
+    with pytest.raises(ConfigError, match=r"unknown setting 'loop.epoch'. Did you mean loop.epochs\?"):
+        config.overridden(read_settings(path))
+    (tmp_path / "a.bin").write_bytes(b"")
+    path.write_text(f"validation: [{tmp_path / 'a.bin'}]\ndata: {{max_identities: null}}\nhead: {{name: cosface}}")
+    assert config.overridden(read_settings(path)).validation == (tmp_path / "a.bin",)
+    for text in ("loop: [", "- 1", ""):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"mine\.yaml"):
+            read_settings(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone", "head", "margin", "batch", "rate", "decay", "warmup", "sampling"),
+    [
+        ("ms1mv3-r50", "iresnet50", "arcface", 0.5, 1024, 0.1, 5e-4, 0.0, 1.0),
+        ("ms1mv3-r100", "iresnet100", "arcface", 0.5, 1024, 0.1, 5e-4, 0.0, 1.0),
+        ("glint360k", "iresnet100", "cosface", 0.4, 1024, 0.1, 1e-4, 0.0, 1.0),
+        ("webface42m", "iresnet100", "cosface", 0.4, 4096, 0.3, 5e-4, 0.05, 0.2),
+    ],
+)
+def test_published_recipes_have_the_published_schedule(
+    tmp_path: Path,
+    name: str,
+    backbone: str,
+    head: str,
+    margin: float,
+    batch: int,
+    rate: float,
+    decay: float,
+    warmup: float,
+    sampling: float,
+) -> None:
+    made = RECIPES[name](tmp_path, tmp_path / "run", None)
+    loop = made.loop
+    assert (made.name, made.backbone.name, made.backbone.embedding_dim) == (name, backbone, 512)
+    assert made.head == HeadConfig(head, {"scale": 64.0, "margin": margin})
+    assert (loop.batch_size, loop.learning_rate, loop.weight_decay) == (batch, rate, decay)
+    assert (loop.epochs, loop.warmup, loop.momentum, loop.class_sampling) == (20, warmup, 0.9, sampling)
+    # The rate falls linearly to 0 after the warm-up.
+    rates = [learning_rate(step, 1000, loop) for step in (999, 525, round(1000 * warmup))]
+    assert rates == pytest.approx([rate * 1 / (1000 - 1000 * warmup), rate * 475 / (1000 - 1000 * warmup), rate])
+
+
+def test_sets_beside_a_record_file_are_validated(tmp_path: Path) -> None:
+    for name in ("train.rec", "lfw.bin", "agedb_30.bin", "other.bin"):
+        (tmp_path / name).write_bytes(b"")
+    assert shipped_sets(tmp_path / "train.rec") == (tmp_path / "lfw.bin", tmp_path / "agedb_30.bin")
+    assert shipped_sets(tmp_path) == ()
 
 
 def test_shared_settings_contain_no_paths(config: RunConfig, tmp_path: Path) -> None:

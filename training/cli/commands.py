@@ -26,7 +26,7 @@ from training import distributed
 from training.backbones.iresnet import DEPTHS
 from training.cli.light import app as light
 from training.cli.light import print_figures
-from training.config import BackboneName, ConfigError, DataConfig, RunConfig
+from training.config import BackboneName, ConfigError, DataConfig, RunConfig, read_settings
 from training.data.identities import list_identities
 from training.data.preflight import preflight
 from training.errors import RunInterruptedError
@@ -50,7 +50,7 @@ from training.export.packing import (
 from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
 from training.optimization.run_folder import CONFIG, read_run_config
-from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SMALL_SET_IMAGES, sized
+from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SMALL_SET_IMAGES, shipped_sets, sized
 from training.run.compare import compare as compare_losses
 from training.run.people import MeasuredPeople, measure_folder, own_photos, people_figures, write_worst_pairs
 from training.run.report import report_run, write_pack_report, write_report
@@ -112,6 +112,9 @@ def run(
     teacher: Teacher = None,
     folder: Folder = False,
     align_with: AlignWith = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config", help="YAML or JSON file of settings; --set overrides it.", exists=True)
+    ] = None,
     settings: Settings = None,
     threads: Threads = None,
 ) -> None:
@@ -120,7 +123,8 @@ def run(
     Without a recipe, the number of photos chooses it, and the bundled pack aligns photos that are no crops.
     """
     shortcuts = {"head.name": head, "loop.epochs": None if epochs is None else str(epochs)}
-    overrides = {key: value for key, value in shortcuts.items() if value is not None} | _settings(settings)
+    overrides = {} if config_file is None else read_settings(config_file)
+    overrides |= {key: value for key, value in shortcuts.items() if value is not None} | _settings(settings)
     output = output or Path("runs") / data.resolve().stem
     config = _configured(recipe or "few", data, output, teacher, folder, align_with)
     if recipe in (None, "few"):
@@ -138,7 +142,8 @@ def _configured(
     config = RECIPES[recipe](data, output, teacher)
     listed = config.data.manifest is not None and (data / config.data.manifest).is_file()
     manifest = config.data.manifest if listed and not folder else None
-    return replace(config, data=replace(config.data, manifest=manifest, aligned=align_with is None))
+    of_data = replace(config.data, manifest=manifest, aligned=align_with is None)
+    return replace(config, data=of_data, validation=shipped_sets(data))
 
 
 def _by_size(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from training.config import ConfigError, RunConfig
 from training.optimization.progress import Progress
 from training.optimization.run_folder import ANGLES, LOSSES, VALIDATION
 
@@ -37,6 +40,34 @@ def truncate_log(path: Path, step: int, header: Sequence[str]) -> None:
     partial.replace(path)
 
 
+class WandbLog:
+    """Mirror of TensorBoard's figures in a project of Weights & Biases. A resumed run continues its curves.
+
+    Raises ConfigError: the package wandb is not installed.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        try:
+            wandb = import_module("wandb")
+        except ImportError as error:
+            raise ConfigError("loop.wandb needs the package wandb. Install it, or leave loop.wandb empty") from error
+        identity = hashlib.blake2b(str(config.output.resolve()).encode(), digest_size=8).hexdigest()
+        self._run: Any = wandb.init(
+            project=config.loop.wandb,
+            name=config.output.name,
+            id=identity,
+            resume="allow",
+            dir=str(config.output),
+            config=config.shareable(),
+        )
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self._run.log({name: value}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
 class RunLog:
     """CSV, TensorBoard and progress of the first rank.
 
@@ -44,23 +75,35 @@ class RunLog:
         batch_size: images per step, over all ranks.
         silent: log nothing, for the other ranks.
         epoch_steps: steps of an epoch; 0 for a run without epochs.
+        mirror: where TensorBoard's figures are logged, too.
     """
 
     def __init__(
-        self, output: Path, step: int, total_steps: int, batch_size: int, silent: bool, epoch_steps: int = 0
+        self,
+        output: Path,
+        step: int,
+        total_steps: int,
+        batch_size: int,
+        silent: bool,
+        epoch_steps: int = 0,
+        mirror: WandbLog | None = None,
     ) -> None:
         self._output, self._step, self._silent = output, step, silent
         self._csv: IO[str] | None = None
         self._has_angles = False
-        self._events = None if silent else SummaryWriter(str(output / "tensorboard"), purge_step=step + 1)
+        self._events: list[SummaryWriter | WandbLog] = []
+        if not silent:
+            self._events.append(SummaryWriter(str(output / "tensorboard"), purge_step=step + 1))
+        if mirror is not None:
+            self._events.append(mirror)
         self._progress = Progress(step, total_steps, epoch_steps, batch_size, silent)
 
     def close(self) -> None:
         self._progress.close()
         if self._csv is not None:
             self._csv.close()
-        if self._events is not None:
-            self._events.close()
+        for events in self._events:
+            events.close()
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Log one step. ``values`` have the same keys at every step and include ``loss``."""
@@ -70,9 +113,8 @@ class RunLog:
             truncate_log(self._output / LOSSES, self._step, ["step", *values])
             self._csv = (self._output / LOSSES).open("a", newline="", encoding="utf-8", buffering=1)
         csv.writer(self._csv).writerow([step, *map(repr, values.values())])
-        if self._events is not None and step % TENSORBOARD_INTERVAL_STEPS == 0:
-            for name, value in values.items():
-                self._events.add_scalar(name, value, step)
+        if step % TENSORBOARD_INTERVAL_STEPS == 0:
+            self._add_scalars(step, values)
         self._progress.update(step, values)
 
     def add_angles(self, step: int, counts: Sequence[Sequence[float]]) -> None:
@@ -96,6 +138,9 @@ class RunLog:
         with path.open("a", newline="", encoding="utf-8") as stream:
             csv.writer(stream).writerows([step, name, *row] for name, row in full.items())
         tqdm.write(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, (value, *_) in full.items()))
-        if self._events is not None:
-            for name, (value, *_) in full.items():
-                self._events.add_scalar(name, value, step)
+        self._add_scalars(step, {name: value for name, (value, *_) in full.items()})
+
+    def _add_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        for events in self._events:
+            for name, value in values.items():
+                events.add_scalar(name, value, step)

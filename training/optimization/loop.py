@@ -28,7 +28,7 @@ from training.errors import NON_FINITE_REMEDY, NonFiniteLossError, RunInterrupte
 from training.losses import Head
 from training.optimization.health import RunHealth
 from training.optimization.interrupts import stop_requests
-from training.optimization.logs import Measured, RunLog
+from training.optimization.logs import Measured, RunLog, WandbLog
 from training.optimization.monitor import Monitor, StepResult, angle_window, count_angles, measure_embeddings
 from training.optimization.objective import Objective
 from training.optimization.run_folder import CHECKPOINT, require_finite
@@ -77,7 +77,8 @@ def fit(
     objective.train()
     monitor = Monitor(RunHealth(batches.total_steps, config.head, data.num_classes), device, state.scaler.is_enabled())
     silent, epoch_steps = distributed.rank() > 0, batches.steps_per_epoch
-    logs = RunLog(config.output, state.step, batches.total_steps, loop.batch_size, silent, epoch_steps)
+    mirror = WandbLog(config) if loop.wandb and not silent else None
+    logs = RunLog(config.output, state.step, batches.total_steps, loop.batch_size, silent, epoch_steps, mirror)
     last_saved = time.monotonic()
     with closing(state), closing(logs), stop_requests() as stop_requested:
         for batch in batches.iterate(state.step):

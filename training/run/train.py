@@ -43,7 +43,7 @@ from training.optimization.sharded import read_class_weights
 from training.run.people import HeldOut, figures_of, write_worst_pairs
 
 log = logging.getLogger(__name__)
-MUTABLE_SETTINGS = ("epochs", "root", "output", "workers", "sharded_checkpoint")
+MUTABLE_SETTINGS = ("epochs", "root", "output", "workers", "sharded_checkpoint", "wandb")
 """Settings that may change between stop and resumption."""
 
 

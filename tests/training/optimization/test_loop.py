@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -440,6 +441,34 @@ def test_steps_with_all_classes_copy_none(folder: Path, tmp_path: Path) -> None:
         for name, table in [*head.own_tables().items(), ("weight", head.head.weight), ("weight", in_optimizer)]:
             tables.setdefault(name, set()).add(table.data_ptr())
     assert {name: len(places) for name, places in tables.items()} == {"weight": 1, "momentum_buffer": 1}
+
+
+def test_figures_are_mirrored_to_wandb(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_run(folder, tmp_path / "run", wandb="faces")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="needs the package wandb"):
+        train_recognizer(config)
+    begun: list[dict[str, Any]] = []
+    logged: list[tuple[str, int]] = []
+
+    class Run:
+        def log(self, values: dict[str, float], step: int) -> None:
+            logged.extend((name, step) for name in values)
+
+        def finish(self) -> None:
+            logged.append(("finish", 0))
+
+    def init(**options: Any) -> Run:
+        begun.append(options)
+        return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    train_recognizer(config)
+    assert (begun[0]["project"], begun[0]["name"], begun[0]["resume"]) == ("faces", "run", "allow")
+    assert ("loss", 10) in logged
+    assert logged[-1] == ("finish", 0)
+    train_recognizer(replace(config, loop=replace(config.loop, epochs=5)))
+    assert begun[1]["id"] == begun[0]["id"]  # the curves go on
 
 
 def test_a_failed_start_leaves_no_folder(folder: Path, tmp_path: Path) -> None:
