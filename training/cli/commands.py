@@ -325,13 +325,10 @@ def pack(
         str | None, typer.Option(help="Training photos of the detector and their terms, for the model card.")
     ] = None,
     log: Annotated[str | None, typer.Option(help="Reference to the experiment log, for the model card.")] = None,
-    center: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the mean embedding to subtract from embeddings.")
-    ] = 0.0,
 ) -> None:
     """Export a run, calibrate, measure, and write a pack with its model card."""
     networks = _recognizer(recognizer, recognizer_of), load_pack(detector_of)
-    options = PackOptions(note, data_terms, detector_terms, _precision(precision), log, center)
+    options = PackOptions(note, data_terms, detector_terms, _precision(precision), log)
     name = name or output.resolve().name
     print_figures(pack_rows(make_pack(*networks, data, output, name, display_name or name, options)))
 

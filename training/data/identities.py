@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import logging
 import math
 import unicodedata
@@ -24,7 +23,7 @@ from models.vision.detection import Detector
 from models.vision.photo_files import printable_path
 from models.vision.photo_reading import decode_photo
 from training.config import ConfigError, DataConfig
-from training.data.cache import create_crop_cache
+from training.data.cache import cached_crops
 from training.data.class_ids import identify_classes
 from training.data.folders import FolderPhotos, photos_below
 from training.data.recordio import FaceRecords
@@ -379,15 +378,14 @@ def load_identities(
     if config.workers:
         crops = cast(NDArray[np.uint8], StreamedCrops(listed, config.crop_px))
         return IdentitySet(crops, listed.labels, listed.names, listed.class_ids(), listed)
-    listing = f"{config.root} {config.aligned} {config.crop_px} {listed.source.fingerprint(listed.rows)}"
-    key = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    cache, kept_file = cache_dir / f"crops-{key}.npy", cache_dir / f"kept-{key}.npy"
-    if not (cache.exists() and kept_file.exists()):
+    identity = f"{config.root} {config.aligned} {config.crop_px} {listed.source.fingerprint(listed.rows)}"
+
+    def fill(crops_NHWC: NDArray[np.uint8]) -> NDArray[np.int64]:
         if not config.aligned and detector is None:
             raise ConfigError("Unaligned photos need a detector. Name a pack with --align-with")
-        _build_cache(listed, cache, kept_file, config.crop_px, None if config.aligned else detector)
-    kept = np.load(kept_file)
-    crops = np.load(cache, mmap_mode="r")
+        return _decode(listed, crops_NHWC, None if config.aligned else detector)
+
+    crops, kept = cached_crops(cache_dir, "crops", identity, len(listed), config.crop_px, fill)
     found = listed.select(kept)
     return IdentitySet(crops, found.labels, found.names, listed.class_ids(), found)
 
@@ -432,18 +430,18 @@ def _require_crop(image: NDArray[np.uint8], name: str, crop_px: int) -> NDArray[
     return image
 
 
-def _build_cache(listed: IdentityList, cache: Path, kept_file: Path, crop_px: int, detector: Detector | None) -> None:
-    kept, alignment = list[int](), standard_alignment(crop_px)
-    with create_crop_cache(cache, kept_file, len(listed), crop_px) as (crops, save_companion):
-        images = map_in_threads(listed.read, range(len(listed)))
-        for i, image in enumerate(track(images, "decode", "photos", len(listed))):
-            if detector is None:
-                crops[len(kept)] = _require_crop(image, listed.name(i), crop_px)
-            else:
-                faces = detector.detect([image])[0]
-                if not len(faces):
-                    log.warning("dropped %s: no face found", listed.name(i))
-                    continue
-                crops[len(kept)] = align(image, faces.landmarks_xy[faces.largest()][None], alignment)[0]
-            kept.append(i)
-        save_companion(np.array(kept, np.int64))
+def _decode(listed: IdentityList, crops_NHWC: NDArray[np.uint8], detector: Detector | None) -> NDArray[np.int64]:
+    """Fill crops in order, and return the rows of those with a face."""
+    kept, crop_px = list[int](), crops_NHWC.shape[1]
+    alignment = standard_alignment(crop_px)
+    for i, image in enumerate(track(map_in_threads(listed.read, range(len(listed))), "decode", "photos", len(listed))):
+        if detector is None:
+            crops_NHWC[len(kept)] = _require_crop(image, listed.name(i), crop_px)
+        else:
+            faces = detector.detect([image])[0]
+            if not len(faces):
+                log.warning("dropped %s: no face found", listed.name(i))
+                continue
+            crops_NHWC[len(kept)] = align(image, faces.landmarks_xy[faces.largest()][None], alignment)[0]
+        kept.append(i)
+    return np.array(kept, np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,13 +28,11 @@ class AnnotatedPhoto:
     Attributes:
         image: (H, W, 3) uint8 RGB.
         boxes: (n, 4) x0, y0, x1, y1 in pixels.
-        points: (n, 5, 2) landmarks in pixels, NaN where unknown.
         doubtful: (n,) faces that a detector found, but that are not annotated or have a low score.
     """
 
     image: NDArray[np.uint8]
     boxes: NDArray[np.float32]
-    points: NDArray[np.float32]
     doubtful: NDArray[np.bool_]
 
 
@@ -50,8 +48,7 @@ def list_annotated(root: Path, split: str | None = None) -> list[AnnotatedFile]:
     """List the photos of ``root/annotations.jsonl``, or of one split of it; photos without one count as ``train``.
 
     Boxes are manual annotations (``boxes_xyxy``) where present, else those of a detector (``faces``, or ``yunet``);
-    its faces below MIN_FACE_SCORE are doubtful. Landmarks come from overlapping faces of the detector. Raises
-    ConfigError if the annotations are missing.
+    its faces below MIN_FACE_SCORE are doubtful. Raises ConfigError if the annotations are missing.
     """
     annotations = root / ANNOTATIONS
     if not annotations.is_file():
@@ -74,33 +71,15 @@ def read_annotated(files: Sequence[AnnotatedFile]) -> Iterator[AnnotatedPhoto]:
 def _annotated(image: NDArray[np.uint8], row: Mapping[str, Any]) -> AnnotatedPhoto:
     found = row.get("yunet", row.get("faces", []))
     seen = np.array([f["box_xyxy"] for f in found], np.float32).reshape(-1, 4)
-    seen_points = np.array([f["landmarks"] for f in found], np.float32).reshape(-1, 5, 2)
-    if "boxes_xyxy" not in row:
+    if "boxes_xyxy" in row:
+        boxes = np.array(row["boxes_xyxy"], np.float32).reshape(-1, 4)
+        extra = iou_matrix(boxes, seen).max(0) < 0.3 if len(boxes) else np.ones(len(seen), bool)
+        seen = np.concatenate([boxes, seen[extra]])
+        doubtful = np.arange(len(seen)) >= len(boxes)
+    else:
         doubtful = np.array([f["score"] < MIN_FACE_SCORE for f in found], bool)
-        return _shrunk(AnnotatedPhoto(image, seen, seen_points, doubtful))
-    boxes = np.array(row["boxes_xyxy"], np.float32).reshape(-1, 4)
-    points = np.full((len(boxes), 5, 2), np.nan, np.float32)
-    overlap = iou_matrix(boxes, seen)
-    if overlap.size:
-        best = overlap.argmax(1)
-        matched = overlap[np.arange(len(boxes)), best] >= 0.4
-        points[matched] = seen_points[best[matched]]
-    extra = (overlap.max(0) < 0.3) if len(boxes) else np.ones(len(seen), bool)
-    return _shrunk(
-        AnnotatedPhoto(
-            image,
-            np.concatenate([boxes, seen[extra]]),
-            np.concatenate([points, seen_points[extra]]),
-            np.concatenate([np.zeros(len(boxes), bool), np.ones(int(extra.sum()), bool)]),
-        )
-    )
-
-
-def _shrunk(photo: AnnotatedPhoto) -> AnnotatedPhoto:
-    scale = MAX_PHOTO_SIDE_PX / max(photo.image.shape[:2])
-    if scale >= 1:
-        return photo
-    return replace(photo, image=downscale(photo.image, scale), boxes=photo.boxes * scale, points=photo.points * scale)
+    scale = min(1.0, MAX_PHOTO_SIDE_PX / max(image.shape[:2]))
+    return AnnotatedPhoto(image if scale == 1 else downscale(image, scale), seen * np.float32(scale), doubtful)
 
 
 def iou_matrix(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:

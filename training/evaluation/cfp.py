@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from models.vision.alignment import CROP_SIZE_PX
 from training.config import ConfigError
-from training.data.cache import create_crop_cache
+from training.data.cache import cached_crops
 from training.data.identities import decode_rgb
 from training.evaluation.embedding import Embed, Embeddings, Pairs, embed_crops
 
@@ -61,21 +60,16 @@ def load_cfp_crops(root: Path, cache_dir: Path) -> CfpCrops:
     if not archive.is_file():
         raise ConfigError(f"{archive} does not exist")
     identity = "\n".join((*files, str(archive.stat().st_size), str(archive.stat().st_mtime_ns)))
-    key = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    cache, seen_file = cache_dir / f"cfp-{key}.npy", cache_dir / f"cfp-seen-{key}.npy"
-    if not (cache.exists() and seen_file.exists()):
-        _build_cache(archive, files, cache, seen_file)
-    # Mapped copy on write, since torch wants writable arrays.
-    return CfpCrops(files, np.load(cache, mmap_mode="c"), pairs)
+    crops, _ = cached_crops(
+        cache_dir, "cfp", identity, len(files), CROP_SIZE_PX, lambda crops: _read(archive, files, crops)
+    )
+    return CfpCrops(files, crops, pairs)
 
 
-def _build_cache(archive: Path, files: tuple[str, ...], cache: Path, seen_file: Path) -> None:
+def _read(archive: Path, files: tuple[str, ...], crops_NHWC: NDArray[np.uint8]) -> NDArray[np.bool_]:
     row_of = {file: row for row, file in enumerate(files)}
     seen = np.zeros(len(files), bool)
-    with (
-        create_crop_cache(cache, seen_file, len(files), CROP_SIZE_PX) as (crops_NHWC, save_companion),
-        tarfile.open(archive) as tar,
-    ):
+    with tarfile.open(archive) as tar:
         for member in tar:
             row = row_of.get(member.name)
             stream = None if row is None else tar.extractfile(member)
@@ -85,10 +79,10 @@ def _build_cache(archive: Path, files: tuple[str, ...], cache: Path, seen_file: 
             if crop.shape[:2] != (CROP_SIZE_PX, CROP_SIZE_PX):
                 raise ConfigError(f"{archive}, {member.name} is not a 112x112 crop")
             crops_NHWC[row], seen[row] = crop, True
-        if not seen.all():
-            absent = files[int(np.flatnonzero(~seen)[0])]
-            raise ConfigError(f"{archive} lacks {int((~seen).sum())} crops that the lists name, first {absent}")
-        save_companion(seen)
+    if not seen.all():
+        absent = files[int(np.flatnonzero(~seen)[0])]
+        raise ConfigError(f"{archive} lacks {int((~seen).sum())} crops that the lists name, first {absent}")
+    return seen
 
 
 def embed_cfp(embed: Embed, crops: CfpCrops) -> Embeddings:

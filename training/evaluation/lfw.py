@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,7 @@ from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
 from models.vision.detection import Detector
 from models.vision.specs import DetectionSpec
 from training.config import ConfigError
-from training.data.cache import create_crop_cache
+from training.data.cache import cached_crops
 from training.evaluation.embedding import Embed, Embeddings, Pairs, central_crops, embed_crops
 from training.evaluation.metrics import (
     AngleStatistics,
@@ -198,20 +197,17 @@ def load_lfw_crops(
         raise ConfigError(f"{len(absent)} photos of LFW's lists are missing, first {absent[0]}")
     identity = [f"{file} {path.stat().st_size}" for file, path in zip(files, paths, strict=True)]
     identity += [sha256_of(detection.path), str(detection.normalization), str(min_score), str(alignment)]
-    key = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
-    cache, found_file = cache_dir / f"lfw-{key}.npy", cache_dir / f"lfw-found-{key}.npy"
-    if not (cache.exists() and found_file.exists()):
-        _build_cache(Detector(OnnxNetwork(detection.path), detection, min_score), paths, alignment, cache, found_file)
-    return LfwCrops(root, parts, files, np.load(cache, mmap_mode="r"), np.load(found_file))
 
-
-def _build_cache(detector: Detector, paths: list[Path], alignment: Alignment, cache: Path, found_file: Path) -> None:
-    found = np.zeros(len(paths), bool)
-    with create_crop_cache(cache, found_file, len(paths), alignment.size_px) as (crops_NHWC, save_companion):
+    def fill(crops_NHWC: NDArray[np.uint8]) -> Bools:
+        found = np.zeros(len(paths), bool)
+        detector = Detector(OnnxNetwork(detection.path), detection, min_score)
         for rows, crops in central_crops(detector, paths, alignment):
             crops_NHWC[rows] = crops
             found[rows] = True
-        save_companion(found)
+        return found
+
+    crops, found = cached_crops(cache_dir, "lfw", "\n".join(identity), len(paths), alignment.size_px, fill)
+    return LfwCrops(root, parts, files, crops, found)
 
 
 def embed_lfw(embed: Embed, crops: LfwCrops, flip: bool = False, parts: Collection[Part] | None = None) -> Embeddings:

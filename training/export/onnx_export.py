@@ -25,22 +25,6 @@ MIN_COSINE_FP16 = 0.999
 ExportPrecision = Literal["fp32", "fp16"]
 
 
-class Centered(nn.Module):
-    """Network with a constant (D,) subtracted from its embeddings.
-
-    If all faces share a large part of their embedding, cosines discriminate better without it.
-    """
-
-    def __init__(self, network: nn.Module, offset_D: Tensor) -> None:
-        super().__init__()
-        self.network = network
-        self.register_buffer("offset", offset_D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.network(x) - self.offset
-        return out
-
-
 def export_recognizer(
     backbone: nn.Module,
     crops_BCHW: Tensor,

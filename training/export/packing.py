@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from models.checksums import sha256_of
 from models.errors import PackError
@@ -32,14 +31,13 @@ from training.evaluation.lfw import VIEW1, read_pairs
 from training.evaluation.pack_evaluation import embed_pack, evaluate_pack
 from training.export.calibrate import calibrate
 from training.export.model_card import check_provenance, write_model_card
-from training.export.onnx_export import Centered, ExportPrecision, export_recognizer
+from training.export.onnx_export import ExportPrecision, export_recognizer
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import CHECKPOINT, load_checkpoint, load_run
 
 log = logging.getLogger(__name__)
 CACHED: Final = "which takes some minutes; evaluate and later packs use the same crops"
 PARITY_IMAGES = 32
-MEAN_IMAGES = 2000
 
 
 def export_run(run: Path, output: Path, precision: ExportPrecision) -> float:
@@ -66,7 +64,6 @@ class PackOptions:
         detector_terms: training data of the detector and its terms, for the model card.
         precision: precision of the recognizer.
         log: reference to the experiment log, for the model card.
-        center: share of the mean embedding to subtract from every embedding, in [0, 1].
     """
 
     note: str = ""
@@ -74,7 +71,6 @@ class PackOptions:
     detector_terms: str | None = None
     precision: ExportPrecision = "fp16"
     log: str | None = None
-    center: float = 0.0
 
 
 def make_pack(
@@ -146,10 +142,6 @@ def _export_run(
     """Write the recognizer of a run; return its provenance and its settings."""
     config, backbone = load_run(run)
     backbone = backbone.cpu()  # onnxruntime and the crops are there
-    if options.center and config.imported:
-        raise ConfigError("--center needs the photos of the run, which imported weights lack")
-    if options.center:
-        backbone = Centered(backbone, options.center * _mean_embedding(config, backbone)).eval()
     detector = Detector(OnnxNetwork(spec.path), spec)
     crops = _lfw_crops(detector, data / "lfw", standard_alignment(config.data.crop_px))
     cosine = _write_recognizer(config, backbone, crops, path, options.precision)
@@ -157,7 +149,6 @@ def _export_run(
         "run": config.shareable(),
         "data": _describe_data(run, config, options.terms),
         "precision": options.precision,
-        "center": options.center,
         "parity_worst_cosine": cosine,
     }
     return provenance, config
@@ -228,14 +219,6 @@ def _write_recognizer(
         "kith.embedding": f"{config.backbone.embedding_dim}, not normalized",
     }
     return export_recognizer(backbone, to_tensor(crops), output, metadata, precision)
-
-
-@torch.no_grad()
-def _mean_embedding(config: RunConfig, backbone: nn.Module) -> Tensor:
-    """Return the (D,) mean embedding over crops of all people, before normalization."""
-    all_crops = load_identities(config.data, config.output.parent / "cache").crops_NHWC
-    crops = to_tensor(all_crops[evenly_spaced_rows(len(all_crops), MEAN_IMAGES)])
-    return torch.cat([backbone(crops[i : i + 128]).float() for i in range(0, len(crops), 128)]).mean(0)
 
 
 def _write_detector(

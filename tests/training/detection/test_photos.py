@@ -33,7 +33,6 @@ def test_large_photos_are_scaled_with_their_faces(folder: Path) -> None:
     scale = MAX_PHOTO_SIDE_PX / 1000
     assert photo.image.shape[:2] == (round(500 * scale), MAX_PHOTO_SIDE_PX)
     assert photo.boxes[0] == pytest.approx(np.array([100, 50, 600, 450]) * scale)
-    assert photo.points[0, 0] == pytest.approx([scale, scale])
 
 
 def test_annotated_boxes_win_and_other_detections_are_doubtful(folder: Path) -> None:
@@ -42,14 +41,12 @@ def test_annotated_boxes_win_and_other_detections_are_doubtful(folder: Path) -> 
     assert list_annotated(folder, "train") == []
     (photo,) = read_annotated(list_annotated(folder, "val"))
     assert photo.doubtful.tolist() == [False, True]
-    assert np.isfinite(photo.points).all()
 
 
 def test_boxes_need_no_detector(folder: Path) -> None:
     annotate(folder, {"boxes_xyxy": [[0, 0, 50, 50]]})
     (photo,) = read_annotated(list_annotated(folder))
     assert photo.boxes.shape == (1, 4)
-    assert np.isnan(photo.points).all()
     (folder / "annotations.jsonl").write_text("{")
     with pytest.raises(ConfigError, match="not JSON lines"):
         list_annotated(folder)

@@ -13,8 +13,7 @@ from training.evaluation.detection import evaluate_detector, match
 
 def annotated(image: NDArray[np.uint8], boxes: NDArray[np.float32], doubtful: int = 0) -> AnnotatedPhoto:
     """The last ``doubtful`` boxes are those a second detector sees."""
-    points = np.full((len(boxes), 5, 2), np.nan, np.float32)
-    return AnnotatedPhoto(image, boxes, points, np.arange(len(boxes)) >= len(boxes) - doubtful)
+    return AnnotatedPhoto(image, boxes, np.arange(len(boxes)) >= len(boxes) - doubtful)
 
 
 def faces(boxes: list[list[float]], scores: list[float]) -> Detections:

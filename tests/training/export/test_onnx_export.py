@@ -16,10 +16,7 @@ from training.backbones import ThinIResNet
 from training.errors import ParityError
 from training.evaluation.lfw import read_pairs
 from training.export import onnx_export
-from training.export.onnx_export import (
-    Centered,
-    export_recognizer,
-)
+from training.export.onnx_export import export_recognizer
 from training.optimization.loop import to_tensor
 
 pytestmark = pytest.mark.long
@@ -67,15 +64,3 @@ def test_lfw_lists_have_their_published_sizes(data: Path) -> None:
         assert view2.same[view2.folds == fold].sum() == 300
     assert len(read_pairs(data / "lfw" / "pairsDevTrain.txt").same) == 2200
     assert len(read_pairs(data / "lfw" / "pairsDevTest.txt").same) == 1000
-
-
-def test_centering_subtracts_a_constant_from_embeddings(tmp_path: Path, rng: np.random.Generator) -> None:
-    crops = to_tensor(rng.integers(0, 255, (4, 112, 112, 3), dtype=np.uint8))
-    backbone = ThinIResNet(8, widths=(16, 16, 16), depths=(1, 1, 1)).eval()
-    offset = torch.arange(8.0)
-    export_recognizer(Centered(backbone, offset).eval(), crops, tmp_path / "net.onnx", {}, "fp32")
-    with torch.no_grad():
-        plain = backbone(crops)
-    np.testing.assert_allclose(
-        OnnxNetwork(tmp_path / "net.onnx").run(crops.numpy())[0], (plain - offset).numpy(), atol=1e-3
-    )

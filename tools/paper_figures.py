@@ -1,4 +1,4 @@
-"""Redraw the figures of the margin-loss papers: ``python -m training.figures OUTPUT [RUN ...] [DATA]``.
+"""Redraw the figures of the margin-loss papers: ``python -m tools.paper_figures OUTPUT [RUN ...] [DATA]``.
 
 Without more it draws those that need no data, in a minute of one core; with runs also their angles, and with a folder
 of lfw and cfp those of verification pairs. Toys are eight people, random patterns of 16x16 pixels, with embeddings of

@@ -12,12 +12,21 @@ from models.vision.specs import DetectionSpec
 from tests.training.evaluation.cfp_files import write_cfp
 from tests.training.evaluation.test_benchmarks import write_lists
 from tests.training.runs import tiny_run, write_people
-from training import figures
+from tools import paper_figures as figures
+from tools.paper_figures import (
+    PEOPLE,
+    Toy,
+    acceptance,
+    arcs_rad,
+    misleading_triple,
+    probability,
+    target_curve,
+    train_toy,
+)
 from training.bounds import fixed_scale
 from training.config import ConfigError
 from training.evaluation.lfw import LfwCrops
 from training.evaluation.metrics import Floats
-from training.figures import PEOPLE, Toy, acceptance, arcs_rad, misleading_triple, probability, target_curve, train_toy
 from training.losses import ArcFace, CosFace, CosineHead, NormFace, SphereFace
 from training.run.train import train_recognizer
 
