@@ -19,13 +19,8 @@ from kith.wire.fields import GALLERY_NAME, OBJECT_ID, SINGLE_LINE, SUBJECT_ID_PA
 from kith.wire.identifiers import ID_RULE, TEXT_RULE
 from kith.wire.keys import KEY_ID
 from kith.wire.transfer import FILE_FINGERPRINT
-from models.errors import ModelError
 from service.api.http.parameters import SEALED_CURSOR, WITHOUT_NUL
-from service.core.errors import (
-    ClientGoneError,
-    InvalidRequestError,
-    KithError,
-)
+from service.core.errors import ClientGoneError, InvalidRequestError, KithError
 
 ProblemFormat = Callable[[Problem], tuple[int, Mapping[str, Any]]]
 """Converts a problem to the status and body of another API."""
@@ -62,19 +57,11 @@ def to_problem(error: KithError, request_id: str | None = None) -> Problem:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Translate the known errors that leave a route; the gate catches all others.
+    """Translate the errors of FastAPI and Starlette; the gate catches all others.
 
     ``app.state.problem_formats`` has the formats of other APIs, by the prefix of their paths.
     """
     app.state.problem_formats = {}
-
-    @app.exception_handler(KithError)
-    async def handle_known(request: Request, error: KithError) -> JSONResponse:
-        return problem_response(request, error)
-
-    @app.exception_handler(ClientDisconnect)
-    async def handle_disconnect(request: Request, _error: ClientDisconnect) -> JSONResponse:
-        return problem_response(request, ClientGoneError("the client closed the connection before the body ended"))
 
     @app.exception_handler(RequestValidationError)
     async def handle_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -82,13 +69,6 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def handle_http(request: Request, error: HTTPException) -> JSONResponse:
-        # FastAPI wraps every error that is raised while it reads a body.
-        if isinstance(error.__cause__, KithError):
-            return problem_response(request, error.__cause__)
-        if isinstance(error.__cause__, ClientDisconnect):
-            return await handle_disconnect(request, error.__cause__)
-        if error.status_code == HTTPStatus.BAD_REQUEST:
-            return problem_response(request, InvalidRequestError(f"the body cannot be read: {error.detail}"))
         phrase = HTTPStatus(error.status_code).phrase
         document = Problem(
             type="about:blank",
@@ -104,10 +84,6 @@ def install_error_handlers(app: FastAPI) -> None:
             headers["Allow"] = ", ".join(_allowed_methods(request))
         return _encode(request, document, headers)
 
-    @app.exception_handler(ModelError)
-    async def handle_model_error(request: Request, error: ModelError) -> JSONResponse:
-        return unexpected_problem(request, error)
-
 
 def _allowed_methods(request: Request) -> list[str]:
     """Return the methods of all routes of a path. Starlette names those of the first one only."""
@@ -118,23 +94,25 @@ def _allowed_methods(request: Request) -> list[str]:
     return sorted(methods)
 
 
-def unexpected_problem(request: Request, error: Exception) -> JSONResponse:
-    """Log an error that no handler expects, and return its answer."""
-    log.error("request %s failed", _request_id(request), exc_info=error)
-    return problem_response(request, KithError("an unexpected error; the log has the details under the request id"))
+def error_response(request: Request, error: Exception) -> JSONResponse:
+    """Return the answer to an error. An unexpected one is logged, and its answer tells nothing about it."""
+    if isinstance(error, ClientDisconnect):
+        error = ClientGoneError("the client closed the connection before the body ended")
+    elif not isinstance(error, KithError):
+        log.error("request %s failed", _request_id(request), exc_info=error)
+        error = KithError("an unexpected error; the log has the details under the request id")
+    return problem_response(request, error)
 
 
 def cut_response(request: Request, error: Exception) -> None:
     """Log an error that ends a response after its head was sent, and note it for the metrics."""
-    cause = error.__cause__  # Starlette raises a RuntimeError from an error that it cannot answer any more
-    known = cause if isinstance(cause, KithError) else KithError("an unexpected error")
     log.error("request %s failed: its response is incomplete", _request_id(request), exc_info=error)
-    request.state.error = known
-    setattr(request.state, PROBLEM_CODE, known.code)
+    setattr(request.state, PROBLEM_CODE, error.code if isinstance(error, KithError) else KithError.code)
 
 
 def problem_response(request: Request, error: KithError) -> JSONResponse:
-    request.state.error = error
+    # Not the error: its traceback would keep the request's body in a reference cycle.
+    request.state.hides_existence = error.hides_existence
     return _encode(request, to_problem(error, _request_id(request)), error.headers)
 
 

@@ -33,7 +33,6 @@ ENTERED = {
     "models.vision.quality_gate",
     "models.vision.recognition",
     "service.api.http.access",
-    "service.api.http.auth",
     "service.api.http.bodies",
     "service.api.http.deadlines",
     "service.api.http.gate",
