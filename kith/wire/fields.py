@@ -81,13 +81,6 @@ def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def _normalized(metadata: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return normalize_metadata(metadata)
-    except RecursionError as error:
-        raise ValueError("must not be nested too deeply") from error
-
-
 def _before_checks(normalize: Callable[[str], str]) -> BeforeValidator:
     """Return a validator that normalizes text before its length and pattern are checked."""
     return BeforeValidator(lambda value: normalize(value) if isinstance(value, str) else value)
@@ -125,7 +118,7 @@ SubjectId = Annotated[
 PersonName = Annotated[str, StringConstraints(max_length=MAX_NAME_LENGTH, pattern=SINGLE_LINE), NORMALIZED]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TAG_LENGTH, pattern=SINGLE_LINE), NORMALIZED]
 Metadata = Annotated[
-    dict[str, JsonValue], Field(max_length=MAX_LABELS), AfterValidator(_storable), AfterValidator(_normalized)
+    dict[str, JsonValue], Field(max_length=MAX_LABELS), AfterValidator(_storable), AfterValidator(normalize_metadata)
 ]
 # Collecting the errors of all 100,000 items takes a quarter of a second, so validation stops at the first.
 Embedding = Annotated[list[FiniteFloat], Field(max_length=MAX_DIMENSION, fail_fast=True)]

@@ -18,6 +18,8 @@ Unicode categories Cc, Zl and Zp, and the bidirectional embeddings, overrides an
 are not included, because names need them."""
 MAX_ID_LENGTH: Final = 128
 MAX_COMBINING_MARKS: Final = 30
+MAX_DEPTH: Final = 100
+"""Depth of a value of metadata. Some JSON writers stop at 250."""
 """Maximum run of combining marks, as in the Stream-Safe Text Format (UAX 15). Normalization is quadratic in it."""
 _NONCHARACTERS: Final = r"\ufdd0-\ufdef" + "".join(f"\\U{plane:04x}fffe\\U{plane:04x}ffff" for plane in range(17))
 _FORBIDDEN: Final = rf"{CONTROL_CHARACTERS}\ud800-\udfff{_NONCHARACTERS}"
@@ -115,19 +117,20 @@ def normalize_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return metadata with keys as :func:`normalize_text` returns them, and the texts of its JSON values in NFC.
 
     Raises:
-        ValueError: a text or key is not allowed, or two keys are equal in NFC.
-        RecursionError: a value is nested too deeply.
+        ValueError: a text or key is not allowed, two keys are equal in NFC, or a value is nested too deeply.
     """
-    return _unique({normalize_text(key): _json_to_nfc(value) for key, value in metadata.items()}, metadata)
+    return _unique({normalize_text(key): _json_to_nfc(value, MAX_DEPTH) for key, value in metadata.items()}, metadata)
 
 
-def _json_to_nfc(value: Any) -> Any:
+def _json_to_nfc(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return to_nfc(value)
+    if isinstance(value, list | dict) and not depth:
+        raise ValueError(f"must not be nested more than {MAX_DEPTH} deep")
     if isinstance(value, list):
-        return [_json_to_nfc(item) for item in value]
+        return [_json_to_nfc(item, depth - 1) for item in value]
     if isinstance(value, dict):
-        return _unique({to_nfc(key): _json_to_nfc(item) for key, item in value.items()}, value)
+        return _unique({to_nfc(key): _json_to_nfc(item, depth - 1) for key, item in value.items()}, value)
     return value
 
 

@@ -1,13 +1,18 @@
-"""Request deadlines: queued work of a request is dropped when its time is up or its client disconnects."""
+"""Request deadlines: a request waits in queues until its time is up or its client disconnects.
+
+Only waits end. Work that runs, such as a database write, is never interrupted: no request that commits is answered
+with 504.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
 from contextvars import ContextVar, Token
-from typing import Any, Final, Self
+from typing import Final, Self
 from weakref import WeakValueDictionary
 
 from service.core.errors import ClientGoneError, DeadlineExceededError, KithError
@@ -16,25 +21,15 @@ _CURRENT: Final[ContextVar[Deadline | None]] = ContextVar("deadline", default=No
 
 
 class Deadline:
-    """Deadline of one request, counted from :meth:`begin`.
-
-    Within its ``with`` block, and in tasks started there, :func:`current_deadline` returns it. Expiry fails the futures
-    that were bound to it; work that already runs, such as a database write, is not interrupted. Not thread-safe, except
-    :meth:`check`.
-    """
+    """Deadline of one request, ``seconds`` from now. It applies within its ``with`` block and tasks started there."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
         self._loop = asyncio.get_running_loop()
-        self._ended: KithError | None = None
-        self._waiting: set[asyncio.Future[Any]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self.expires_at = math.inf
+        self.expires_at = self._loop.time() + seconds
         """Expiry in the event loop's time."""
-
-    def begin(self) -> None:
-        self.expires_at = self._loop.time() + self._seconds
-        self._timer = self._loop.call_at(self.expires_at, self._expire)
+        self._seconds = seconds
+        self._is_gone = False
+        self.waits: set[asyncio.Timeout] = set()
 
     def __enter__(self) -> Self:
         self._token: Token[Deadline | None] = _CURRENT.set(self)
@@ -42,41 +37,59 @@ class Deadline:
 
     def __exit__(self, *_: object) -> None:
         _CURRENT.reset(self._token)
-        if self._timer is not None:
-            self._timer.cancel()
 
     @property
     def remaining_s(self) -> float:
         return self.expires_at - self._loop.time()
 
-    def disconnect(self) -> None:
-        """Fail the bound futures, since the client closed the connection."""
-        self._end(ClientGoneError("the client closed the connection before its answer was ready"))
-
-    def check(self) -> None:
-        """Raise DeadlineExceededError or ClientGoneError if the deadline has ended. Callable from any thread."""
-        if self._ended is not None:
-            raise self._ended
-        if self.remaining_s <= 0:  # the event loop has not run the timer yet
-            raise self._exceeded()
-
-    def bind(self, future: asyncio.Future[Any]) -> None:
-        """Fail ``future`` when the deadline ends, unless it is done by then. Raises as :meth:`check`."""
-        self.check()
-        self._waiting.add(future)
-        future.add_done_callback(self._waiting.discard)
-
-    def _expire(self) -> None:
-        self._end(self._exceeded())
-
-    def _exceeded(self) -> DeadlineExceededError:
+    def error(self) -> KithError:
+        """Return why the request has ended."""
+        if self._is_gone:
+            return ClientGoneError("the client closed the connection before its answer was ready")
         return DeadlineExceededError(f"not done after {self._seconds:g} s")
 
-    def _end(self, error: KithError) -> None:
-        self._ended = self._ended or error
-        for future in list(self._waiting):
-            if not future.done():
-                future.set_exception(self._ended)
+    def disconnect(self) -> None:
+        """End the waits of the request, since the client closed the connection."""
+        if self.remaining_s > 0:
+            self._is_gone = True
+            self.expires_at = self._loop.time()
+            for wait in self.waits:
+                if not wait.expired():
+                    wait.reschedule(self.expires_at)
+
+
+def remaining_s() -> float:
+    """Return the time that the current request has left, infinite outside of requests. Callable from any thread."""
+    deadline = _CURRENT.get()
+    return math.inf if deadline is None else deadline.remaining_s
+
+
+def check() -> None:
+    """Raise DeadlineExceededError or ClientGoneError if the current request has ended. Callable from any thread."""
+    deadline = _CURRENT.get()
+    if deadline is not None and deadline.remaining_s <= 0:
+        raise deadline.error()
+
+
+@asynccontextmanager
+async def in_time() -> AsyncIterator[None]:
+    """Cancel what the block waits for when the current request ends. Raises as :func:`check`."""
+    deadline = _CURRENT.get()
+    if deadline is None:
+        yield
+        return
+    check()
+    try:
+        async with asyncio.timeout_at(deadline.expires_at) as wait:
+            deadline.waits.add(wait)
+            try:
+                yield
+            finally:
+                deadline.waits.discard(wait)
+    except TimeoutError as error:
+        if not wait.expired():
+            raise
+        raise deadline.error() from error
 
 
 class FairSemaphore:
@@ -95,17 +108,15 @@ class FairSemaphore:
             self._free -= count
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        deadline = current_deadline()
-        if deadline is not None:
-            deadline.bind(turn)
         self._waiting.append((turn, count))
         try:
-            await turn
+            async with in_time():
+                await turn
         except BaseException:
-            if not turn.cancelled() and turn.exception() is None:  # acquired, then canceled before resuming
-                self.release(count)
-            else:
+            if turn.cancel() or turn.cancelled():
                 self._admit()
+            else:  # acquired, then canceled before resuming
+                self.release(count)
             raise
 
     def release(self, count: int = 1) -> None:
@@ -143,8 +154,3 @@ class Turns:
         if turn is None:
             turn = self._turns[key] = FairSemaphore(1)
         return turn
-
-
-def current_deadline() -> Deadline | None:
-    """Return the deadline of the current request, or None outside of requests."""
-    return _CURRENT.get()

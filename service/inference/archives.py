@@ -24,7 +24,7 @@ from kith.wire.identifiers import to_nfc
 from models.vision.photo_files import HEAD_BYTES, is_hidden, is_photo, printable_path
 from service.core.errors import ArchiveInvalidError, ImageError, KithError, LimitReachedError
 from service.core.gunzip import PiecesFile, gunzipped_pieces, max_unpacked_bytes
-from service.core.json_limits import JsonLimits, check_json
+from service.core.json_limits import check_json
 from service.core.zstandard import unpacked_pieces
 from service.inference.archive_names import ENTRY_SIGNATURE, is_utf8, name_of, repair_directory
 
@@ -42,7 +42,7 @@ MAX_HEADER_BYTES: Final = 100_000
 EXTENDED_HEADERS: Final = frozenset(
     {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
 )
-ENTRY_LIMITS: Final = JsonLimits(4 * MAX_COLUMNS)
+MAX_ENTRY_VALUES: Final = 4 * MAX_COLUMNS
 MAX_NAME_LENGTH: Final = 512
 NAMES_REMEDY: Final = (
     "State the encoding with names (kith enroll --names): gbk or big5 for Chinese, cp932 for Japanese, cp949 for "
@@ -453,7 +453,7 @@ def _csv_rows(text: str) -> Iterator[Any]:
 
 
 def _parse_json_entry(line: str) -> Any:
-    check_json(line.encode(), ENTRY_LIMITS)
+    check_json(line.encode(), values=MAX_ENTRY_VALUES)
     return json.loads(line)
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -242,15 +243,13 @@ class Batcher(Generic[Item, Result]):
             OverloadedError: The queue is full, or takes longer than the deadline of the request.
             DeadlineExceededError, ClientGoneError: The request has ended.
         """
-        deadline = deadlines.current_deadline()
-        if deadline is not None:
-            deadline.check()
+        deadlines.check()
         ahead = self.waiting + coming
         seconds = self._devices.queued_seconds() + coming * self.seconds_per_item / len(self.functions)
         if self._closing or (ahead and ahead + count > self._max_queue):
             self.metrics.count_refused(count)
             raise OverloadedError(f"{ahead} items are waiting", seconds)
-        if deadline is not None and seconds > deadline.remaining_s:
+        if seconds > deadlines.remaining_s():
             self.metrics.count_refused(count)
             raise OverloadedError(f"{ahead} items are waiting, for longer than this request may", seconds)
 
@@ -277,14 +276,17 @@ class Batcher(Generic[Item, Result]):
         elif self._closing:
             raise OverloadedError("the service is closing")
         call = _Call[Item, Result](self._loop.create_future(), [None] * len(items), len(items))
-        if not background and (deadline := deadlines.current_deadline()) is not None:
-            deadline.bind(call.future)
         self._calls.add(call)
         try:
-            self._queue(call, items, background, admitted)
-            return await call.future
+            async with nullcontext() if background else deadlines.in_time():
+                self._queue(call, items, background, admitted)
+                return await call.future
+        except BaseException as error:
+            self._drop(call, error)
+            raise
         finally:
-            self._forget(call)
+            self._calls.discard(call)
+            self._idle.set()
 
     def _queue(
         self, call: _Call[Item, Result], items: Sequence[Item], background: bool, admitted: float | None
@@ -308,16 +310,14 @@ class Batcher(Generic[Item, Result]):
             rows.setdefault(self._shape_of(item), []).append(row)
         return rows.items()
 
-    def _forget(self, call: _Call[Item, Result]) -> None:
-        """Drop the queued items of a finished, canceled or failed call."""
-        if call.missing:
-            reason = _drop_reason(call.future)
-            with self._devices.changed:
-                for part in call.parts:
-                    self.metrics.count_dropped(reason, part.left)
-                    self.queue.drop(part)
-        self._calls.discard(call)
-        self._idle.set()
+    def _drop(self, call: _Call[Item, Result], error: BaseException) -> None:
+        """Drop the queued items of a canceled or failed call."""
+        failed = error.code if isinstance(error, KithError) else "internal_error"
+        reason = "canceled" if isinstance(error, asyncio.CancelledError) else failed
+        with self._devices.changed:
+            for part in call.parts:
+                self.metrics.count_dropped(reason, part.left)
+                self.queue.drop(part)
 
     def take(self, background: bool, alone: bool = True, among: int = 1) -> _Batch[Item, Result]:
         """Take the next batch for a device. Call with ``DevicePool.changed`` held, if the leading lane has items.
@@ -399,11 +399,3 @@ def _raisable(error: BaseException) -> Exception:
     wrapped = RuntimeError(f"{type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
-
-
-def _drop_reason(future: asyncio.Future[Any]) -> str:
-    """Return why the items of a call are dropped, as an error code."""
-    if future.cancel() or future.cancelled():
-        return "canceled"
-    error = future.exception()
-    return error.code if isinstance(error, KithError) else "internal_error"

@@ -25,7 +25,7 @@ from models.vision.quality_gate import LivenessVerdict, QualityGate
 from models.vision.specs import BoxCrops, LivenessSpec
 from service.core import deadlines
 from service.core.actor import Threads, gather_or_cancel
-from service.core.deadlines import Deadline, FairSemaphore
+from service.core.deadlines import FairSemaphore
 from service.core.errors import DeadlineExceededError, ImageError, OverloadedError, RefusedError
 from service.domain.gallery import Crop, Gallery
 from service.inference import crops
@@ -223,7 +223,6 @@ class PhotoPipeline:
     ) -> tuple[Photo, Image]:
         in_thread = self._in_background_thread if background else self._threads.run
         reading = _here if has_short_header(payload) and not background else in_thread
-        patience = None if background else deadlines.current_deadline()
         if not background:
             # Reject before decoding if the network's queue cannot take the photo in time.
             self._detecting.admit(1, self._undecoded)
@@ -232,12 +231,12 @@ class PhotoPipeline:
             try:
                 if not background:
                     await place.enter_async_context(self._budget.places)
-                header = await reading(self._read_header, payload, patience)
+                header = await reading(self._read_header, payload)
                 working = _here if header.is_short and not background else in_thread
                 further_bytes = search_bytes(self._detector, header.height, header.width, detail)
                 share = await place.enter_async_context(self._budget.share(header.peak_bytes + further_bytes))
                 with self.metrics.stage("decode"):
-                    picture, canvas = await _until_done(working(self._decode, header, patience, detail))
+                    picture, canvas = await _until_done(working(self._decode, header, detail))
                 share.shrink(picture.held_bytes + further_bytes)
             finally:
                 self._undecoded -= not background
@@ -269,16 +268,12 @@ class PhotoPipeline:
         faces = [replace(face, liveness=one) for face, one in zip(photo.faces, judgments, strict=True)]
         return replace(photo, faces=faces)
 
-    def _read_header(self, payload: bytes, patience: Deadline | None) -> PhotoHeader:
-        if patience is not None:
-            patience.check()
+    def _read_header(self, payload: bytes) -> PhotoHeader:
+        deadlines.check()  # the wait for a thread may have been long
         return self._decoder.read_header(payload)
 
-    def _decode(
-        self, header: PhotoHeader, patience: Deadline | None, detail: Detail
-    ) -> tuple[DecodedPhoto, PreparedPhoto]:
-        if patience is not None:
-            patience.check()
+    def _decode(self, header: PhotoHeader, detail: Detail) -> tuple[DecodedPhoto, PreparedPhoto]:
+        deadlines.check()
         photo = header.open()
         canvas = self._detector.canvas(photo.height, photo.width)
         finest = finest_scale(self._detector, photo.height, photo.width, detail)

@@ -13,8 +13,7 @@ from typing import Final, Self
 
 import httpx2 as httpx
 
-from service.core import deadlines
-from service.core.deadlines import FairSemaphore
+from service.core.deadlines import FairSemaphore, in_time
 from service.core.errors import ImageError
 from service.security.addresses import Address, Hosts, is_public
 from service.security.outbound_http import (
@@ -85,20 +84,8 @@ class UrlFetcher:
             DeadlineExceededError, ClientGoneError: The request has ended.
         """
         target = self._target(url)
-        async with self._places:
-            work = asyncio.create_task(self._follow(target))
-            ended = asyncio.get_running_loop().create_future()
-            try:
-                if (deadline := deadlines.current_deadline()) is not None:
-                    deadline.bind(ended)
-                await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
-                if ended.done():
-                    ended.result()
-                return await work
-            finally:
-                work.cancel()
-                ended.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+        async with self._places, in_time():
+            return await self._follow(target)
 
     def _target(self, text: str) -> httpx.URL:
         """Return the normalized URL if it is allowed. Raises url_refused."""

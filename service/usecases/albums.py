@@ -18,7 +18,6 @@ from models.risk.calibration import Calibration
 from models.vision.face_search import Detail
 from models.vision.liveness import LivenessResult
 from models.vision.quality import Quality
-from service.core import deadlines
 from service.core.actor import gather_or_cancel
 from service.core.errors import (
     DuplicateSubjectError,
@@ -302,8 +301,6 @@ async def _enroll_block(
             store = partial(albums.enroll, gallery, **vars(group), admitted=admitted, as_read=checked)
             remaining = await backend.threads.run(store) if admitted else face_count
         except GalleryChangedError:
-            if (deadline := deadlines.current_deadline()) is not None:
-                deadline.check()
             continue
         if admitted:
             backend.metrics.count_enrollment("enrolled", len(admitted))

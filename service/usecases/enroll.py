@@ -177,8 +177,7 @@ class _Enrollment:
                 return await self._store(current, results, templates, checked=True)
             except GalleryChangedError:
                 reported = []
-                if (deadline := deadlines.current_deadline()) is not None:
-                    deadline.check()
+                deadlines.check()
 
     async def _store(
         self, gallery: Gallery, results: list[Document], templates: dict[int, NewTemplate], checked: bool

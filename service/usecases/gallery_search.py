@@ -44,8 +44,7 @@ async def search_gallery(
             named = await backend.threads.run(backend.store.subjects.names, gallery, keys)
         if keys <= named.keys():
             return results, named
-        if (deadline := deadlines.current_deadline()) is not None:
-            deadline.check()
+        deadlines.check()
         current = await backend.find_gallery(gallery.name)
         if current.pk != gallery.pk:
             # The change log has no further entries for the old gallery: its index would keep deleted subjects.

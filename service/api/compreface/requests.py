@@ -15,8 +15,16 @@ from kith.wire.photos import PhotoBytes
 from models.vision.face_search import Detail
 from service.api.compreface.similarity import to_probability
 from service.api.http.access import BackendDep
-from service.api.http.bodies import check_parameters, media_type, read_form, read_json, set_body_limit, unsupported
-from service.api.http.deadlines import deadline, timeout_s
+from service.api.http.bodies import (
+    TimeoutMs,
+    check_parameters,
+    deadline,
+    media_type,
+    read_form,
+    read_json,
+    set_body_limit,
+    unsupported,
+)
 from service.core.errors import ImageError, InvalidRequestError
 from service.inference.photo_pipeline import Face
 
@@ -80,15 +88,14 @@ def max_predictions(count: int) -> int:
     return min(count, MAX_PREDICTIONS) if count > 0 else MAX_PREDICTIONS
 
 
-async def _read_file(request: Request, backend: BackendDep) -> AsyncIterator[bytes]:
+async def _read_file(request: Request, backend: BackendDep, timeout_ms: TimeoutMs = None) -> AsyncIterator[bytes]:
     """Yield the photo ``file``, from a form part or a base64 string of JSON.
 
     Raises InvalidRequestError, image_too_large, unsupported_media_type.
     """
     check_parameters(request)
-    settings, seconds = backend.settings, timeout_s(request, backend.settings.deadline_s)
-    max_bytes = settings.max_image_bytes
-    set_body_limit(request, settings.max_request_bytes(1))
+    max_bytes = backend.settings.max_image_bytes
+    set_body_limit(request, backend.settings.max_request_bytes(1))
     with backend.metrics.stage("read"):
         kind = media_type(request)
         if kind == "application/json":
@@ -102,7 +109,7 @@ async def _read_file(request: Request, backend: BackendDep) -> AsyncIterator[byt
             raise unsupported(kind)
     if len(photo) > max_bytes:
         raise ImageError("image_too_large", f"the photo has more than {max_bytes} bytes, the limit")
-    async with deadline(request, seconds):
+    async with deadline(request, timeout_ms, backend.settings.deadline_s):
         yield photo
 
 

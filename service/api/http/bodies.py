@@ -5,71 +5,44 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 from fastapi.dependencies.utils import request_params_to_args
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from kith.wire.fields import MAX_FILTER_TAGS
-from kith.wire.photos import MAX_EMBEDDINGS, MAX_PHOTOS, Photos, Probes
+from kith.wire.photos import MAX_EMBEDDINGS, Photos, Probes
 from kith.wire.risk import RiskIn
-from kith.wire.verification import SideIn, VerifyIn
+from kith.wire.verification import VerifyIn
 from service.api.http.access import BackendDep
-from service.api.http.deadlines import deadline, timeout_s
 from service.api.http.gate import DEFAULT_BODY_BYTES
 from service.api.http.problems import validation_error
-from service.core.errors import (
-    ImageError,
-    InvalidRequestError,
-    LimitReachedError,
-    RefusedError,
-)
-from service.core.json_limits import DEFAULT_LIMITS, JsonLimits, check_json
+from service.core.deadlines import Deadline
+from service.core.errors import ImageError, InvalidRequestError, LimitReachedError, RefusedError
+from service.core.json_limits import check_json
 from service.settings import Settings
 
 OPTIONS_FIELD: Final = "request"
 """Form field that holds the other fields as JSON."""
-PLAIN_TYPES: Final = frozenset({"string", "integer", "number", "boolean"})
-FILTER_OPTIONS: Final[dict[str, dict[str, Any]]] = {
-    "tag": {
-        "type": "array",
-        "items": {"type": "string"},
-        "maxItems": MAX_FILTER_TAGS,
-        "description": "Search only subjects with all of these tags; repeatable.",
-    },
-    "metadata": {
-        "type": "string",
-        "description": "Search only subjects with all of these metadata: a JSON object.",
-        "example": '{"floor": 3}',
-    },
-}
+PHOTO_FIELDS: Final = {False: ("images", "image"), True: ("a", "b")}
+"""Form fields of photos, and of those of a verification."""
+FILTER_OPTIONS: Final = ("tag", "metadata")
 """Plain forms of a filter, as of a list of subjects."""
-URL_OPTIONS: Final[dict[str, dict[str, Any]]] = {
-    "urls": {
-        "type": "array",
-        "items": {"type": "string"},
-        "maxItems": MAX_PHOTOS,
-        "description": "URL of a photo; repeatable.",
-    }
-}
-PHOTO_FIELDS: Final = frozenset({"images", "image", "a", "b"})
-"""Form fields of photos."""
 VERIFY_SIDES: Final = 2
 MAX_FORM_FIELDS: Final = 16
-MAX_FORM_FIELD_BYTES: Final = 1_048_576
 MAX_INLINE_PARSE_BYTES: Final = 65_536
 """Larger JSON is parsed in a worker thread."""
+TimeoutMs = Annotated[int | None, Header(alias="X-Request-Timeout-Ms", gt=0, include_in_schema=False)]
+DISCONNECT_WATCH_DELAY_S: Final = 0.25
+"""Delay before the watch for disconnects starts. Most requests end sooner."""
 
 Body = TypeVar("Body", bound=BaseModel)
-Result = TypeVar("Result")
 
 
 async def read_photos(request: Request, model: type[Body], settings: Settings, dimension: int = 0) -> Body:
@@ -91,25 +64,21 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
     """
     sides = model is VerifyIn
     set_body_limit(request, settings.max_request_bytes(VERIFY_SIDES if sides else settings.max_images))
-    kind = media_type(request)
-    lists = 0 if sides else MAX_EMBEDDINGS
-    limits = JsonLimits(numbers=(lists or VERIFY_SIDES) * dimension, lists=lists)
-    bare = not sides and (kind.startswith("image/") or kind == "application/octet-stream")
+    kind, numbers = media_type(request), MAX_EMBEDDINGS * dimension
+    is_bare = not sides and (kind.startswith("image/") or kind == "application/octet-stream")
+    if request.query_params and not is_bare:
+        raise InvalidRequestError("query parameters are for a photo as the body: send options as JSON or form fields")
     if kind == "application/json":
-        body = await read_json(request, model, limits)
+        body = await read_json(request, model, numbers)
     elif kind == "multipart/form-data":
-        parts = await read_form(request, settings.max_images + 1)
-        body = await _parse_in_thread_if_large(
-            sum(len(part) for _, part in parts if isinstance(part, str)), lambda: _parse_form(parts, model, limits)
-        )
-    elif bare:
-        document = _add_plain(plain_options(model), model, request.query_params.multi_items(), {})
-        photo = await _read_photo(request, settings.max_image_bytes)
-        body = _validate(model, document).model_copy(update={"images": [photo]})
+        body = _validate(model, _form_document(await read_form(request, settings.max_images + 1), model, numbers))
+    elif is_bare:
+        document: dict[str, Any] = {"images": [await _read_photo(request, settings.max_image_bytes)]}
+        for name, text in request.query_params.multi_items():
+            _add_option(document, model, name, text)
+        body = _validate(model, document)
     else:
         raise unsupported(kind)
-    if not bare and request.query_params:
-        raise InvalidRequestError("query parameters are for a photo as the body: send options as JSON or form fields")
     if isinstance(body, Photos) and len(body.photos) > settings.max_images:
         raise InvalidRequestError(f"{len(body.photos)} photos, the limit is {settings.max_images}")
     if isinstance(body, Probes):
@@ -121,39 +90,152 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
 
 
 async def _read_photo(request: Request, max_bytes: int) -> bytes:
-    received, chunks = 0, list[bytes]()
+    photo = bytearray()
     async for chunk in request.stream():
-        received += len(chunk)
-        if received > max_bytes:
+        photo += chunk
+        if len(photo) > max_bytes:
             raise ImageError("image_too_large", f"the photo has more than {max_bytes} bytes, the limit")
-        chunks.append(chunk)
-    return b"".join(chunks)
+    return bytes(photo)
 
 
-def _parse_form(parts: Sequence[tuple[str, str | bytes]], model: type[Body], limits: JsonLimits) -> Body:
-    """Return the body of a form's options and files. The field ``request`` has options as JSON."""
-    options = [part for name, part in parts if name == OPTIONS_FIELD]
-    plain = [(name, part) for name, part in parts if isinstance(part, str) and name != OPTIONS_FIELD]
-    files = [(name, part) for name, part in parts if isinstance(part, bytes) and name != OPTIONS_FIELD]
-    if len(options) > 1:
-        raise InvalidRequestError("request: may be sent once in a form")
-    document = _parse_object(options[0] if options else "{}", limits=limits)
+async def read_json(request: Request, model: type[Body], numbers: int = 0) -> Body:
+    """Read a JSON body. ``numbers``: those that its embeddings may have.
+
+    Raises InvalidRequestError: the body is not JSON of the model, or has too many values.
+    """
+    body = b"".join([chunk async for chunk in request.stream()])
+    if not body:
+        raise InvalidRequestError("body: Field required")
+    _check_json(body, numbers)
+    if len(body) <= MAX_INLINE_PARSE_BYTES:
+        return _validate(model, body)
+    return await asyncio.to_thread(_validate, model, body)
+
+
+def _check_json(document: bytes, numbers: int) -> None:
+    try:
+        check_json(document, numbers)
+    except ValueError as error:
+        raise InvalidRequestError(f"the JSON has {error}") from error
+
+
+def _validate(model: type[Body], body: bytes | dict[str, Any]) -> Body:
+    try:
+        return model.model_validate_json(body) if isinstance(body, bytes) else model.model_validate(body)
+    except ValidationError as error:
+        raise validation_error(error.errors(include_input=False, include_url=False)) from error
+
+
+class _FormInMemory(MultiPartParser):
+    """Parser that keeps files in memory, since photos of people must not reach the disk, and takes UTF-8 only."""
+
+    spool_max_size = sys.maxsize
+    is_complete = False
+
+    def on_headers_finished(self) -> None:
+        (self._current_part.content_disposition or b"").decode()  # Starlette would read other text as Latin-1
+        super().on_headers_finished()
+
+    def on_part_end(self) -> None:
+        self._current_part.data.decode()
+        super().on_part_end()
+
+    def on_end(self) -> None:
+        self.is_complete = True
+
+
+async def read_form(request: Request, max_files: int) -> list[tuple[str, str | bytes]]:
+    """Read the parts of a form into memory, in order: the text of a field, the content of a file.
+
+    Raises InvalidRequestError.
+    """
+    max_fields = MAX_FORM_FIELDS + max_files  # each photo may be a URL
+    parser = _FormInMemory(request.headers, request.stream(), max_files=max_files, max_fields=max_fields)
+    try:
+        parts = (await parser.parse()).multi_items()
+    except MultiPartException as error:
+        raise InvalidRequestError(f"the form cannot be read: {error.message}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError("the form cannot be read: names and fields must be UTF-8") from error
+    found = list[tuple[str, str | bytes]]()
+    for name, part in parts:
+        found.append((name, part if isinstance(part, str) else part.file.read()))
+        if not isinstance(part, str):
+            part.file.close()  # frees the parser's copy
+    if not parser.is_complete:
+        raise InvalidRequestError("the form cannot be read: it ends early")
+    return found
+
+
+def _form_document(parts: list[tuple[str, str | bytes]], model: type[Body], numbers: int) -> dict[str, Any]:
+    """Return the document of a form's options and files. The field ``request`` has options as JSON."""
+    names, is_verification = [name for name, _ in parts], model is VerifyIn
+    photo_fields = PHOTO_FIELDS[is_verification]
+    if names.count(OPTIONS_FIELD) > 1:
+        raise InvalidRequestError(f"{OPTIONS_FIELD}: may be sent once in a form")
+    document = _parse_object(dict(parts).get(OPTIONS_FIELD, "{}"), OPTIONS_FIELD, numbers)
     if "images" in document:
         raise InvalidRequestError("request: 'images' is allowed in a JSON body only; send photos as the body or files")
-    if texts := PHOTO_FIELDS & {name for name, _ in plain}:
-        raise InvalidRequestError(f"form field {min(texts)!r} has no file name: send the photo as a file, not text")
-    _add_plain(form_options(model), model, plain, document)
-    names = {name for name, _ in files}
-    if model is not VerifyIn:
-        if unknown := names - {"images", "image"}:
-            raise InvalidRequestError(f"unknown file field {min(unknown)!r}: name the photos 'images'")
-        return _validate(model, document).model_copy(update={"images": [photo for _, photo in files]})
-    if len(names) < len(files) or not names <= {"a", "b"}:
-        raise InvalidRequestError("name the files of a verification 'a' and 'b', and send each once")
-    for name in names:
-        _set(document, name, {"image": ""})  # passes validation, and is replaced by the file
-    sides = {name: SideIn.model_construct({"image"}, image=photo) for name, photo in files}
-    return _validate(model, document).model_copy(update=sides)
+    for name, part in parts:
+        if name == OPTIONS_FIELD:
+            continue
+        if isinstance(part, str):
+            if name in photo_fields:
+                raise InvalidRequestError(f"form field {name!r} has no file name: send the photo as a file, not text")
+            _add_option(document, model, name, part)
+        elif name not in photo_fields:
+            raise InvalidRequestError(f"unknown file field {name!r}: name the photos {' or '.join(photo_fields)}")
+        elif is_verification:
+            _set(document, name, {"image": part})
+        else:
+            document.setdefault("images", []).append(part)
+    return document
+
+
+def option_names(model: type[BaseModel]) -> set[str]:
+    """Return the names of the options in the query of a photo as the body. Values that are no plain text do not fit.
+
+    A risk has one option for each of its forms, such as ``fpir``, and a filter the options of a list of subjects.
+    """
+    fields = model.model_fields
+    risk = RiskIn.model_fields if "risk" in fields else ()
+    return {*fields, *risk, *(FILTER_OPTIONS if "filter" in fields else ())} - {"images", "urls"}
+
+
+def _add_option(document: dict[str, Any], model: type[BaseModel], name: str, text: str) -> None:
+    """Add an option that was sent as text. Raises InvalidRequestError: it may be sent once and is there."""
+    owner = None
+    if name not in model.model_fields:
+        owner = "filter" if name in FILTER_OPTIONS else "risk" if name in RiskIn.model_fields else None
+    place = document if owner is None else document.setdefault(owner, {})
+    if not isinstance(place, dict):
+        raise InvalidRequestError(f"{owner}: must be an object")
+    if name not in ("tag", "urls"):
+        _set(place, name, _parse_object(text, name) if owner and name == "metadata" else text)
+        return
+    texts = place.setdefault("tags" if name == "tag" else name, [])
+    if not isinstance(texts, list):
+        raise InvalidRequestError(f"{name}: must be a list")
+    texts.append(text)
+
+
+def _set(place: dict[str, Any], name: str, value: Any) -> None:
+    if name in place:
+        raise InvalidRequestError(f"{name}: may be sent once")
+    place[name] = value
+
+
+def _parse_object(text: str | bytes, name: str, numbers: int = 0) -> dict[str, Any]:
+    if len(text) > MultiPartParser.max_part_size:  # possible if it was sent as a file
+        raise InvalidRequestError(f"{name}: has more than {MultiPartParser.max_part_size} bytes")
+    _check_json(text if isinstance(text, bytes) else text.encode(), numbers)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{name}: is not JSON ({error})") from error
+    if not isinstance(document, dict):
+        raise InvalidRequestError(f"{name}: must be a JSON object")
+    return document
 
 
 @dataclass(frozen=True)
@@ -170,22 +252,26 @@ class BodyOf:
     @property
     def query_names(self) -> set[str]:
         """Query parameters of a photo as the body."""
-        return {*plain_options(self.model)} if self.takes_photos and not self.is_verification else set()
+        return option_names(self.model) if self.takes_photos and not self.is_verification else set()
 
     async def read_json(self, request: Request) -> Any:
         """Raises InvalidRequestError, unsupported_media_type, unsupported_encoding."""
         set_body_limit(request, DEFAULT_BODY_BYTES)
-        require_json(request)
+        has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+        kind = media_type(request)
+        if has_body and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+            raise unsupported(kind, "; send application/json")
         return await read_json(request, self.model)
 
-    async def read_photos(self, request: Request, backend: BackendDep) -> AsyncIterator[Any]:
+    async def read_photos(
+        self, request: Request, backend: BackendDep, timeout_ms: TimeoutMs = None
+    ) -> AsyncIterator[Any]:
         """Yield the body. The time of the request counts from then on. Raises as :func:`read_photos`."""
         check_parameters(request)
-        settings, seconds = backend.settings, timeout_s(request, backend.settings.deadline_s)
         dimension = backend.recognizers.largest_dimension
         with backend.metrics.stage("read"):
-            body = await read_photos(request, self.model, settings, dimension)
-        async with deadline(request, seconds):
+            body = await read_photos(request, self.model, backend.settings, dimension)
+        async with deadline(request, timeout_ms, backend.settings.deadline_s):
             yield body
 
 
@@ -207,6 +293,27 @@ else:
             return Annotated[model, Depends(BodyOf(model, takes_photos=True).read_photos, scope="function")]
 
 
+@asynccontextmanager
+async def deadline(request: Request, timeout_ms: int | None, max_s: float) -> AsyncIterator[None]:
+    """Bound the block by the client's deadline, ``max_s`` at most.
+
+    Enter it after the body: a slow network does not use up the time.
+    """
+    with Deadline(max_s if timeout_ms is None else min(1000 * max_s, timeout_ms) / 1000) as current:
+        watch = asyncio.create_task(_watch(request, current))
+        try:
+            yield
+        finally:
+            watch.cancel()
+
+
+async def _watch(request: Request, current: Deadline) -> None:
+    await asyncio.sleep(DISCONNECT_WATCH_DELAY_S)
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    current.disconnect()
+
+
 def set_body_limit(request: Request, size: int, streamed: bool = False, codings: tuple[str, ...] = ()) -> str | None:
     """Set the limit of a body, which the gate enforces while it is read, and return its content coding.
 
@@ -216,13 +323,11 @@ def set_body_limit(request: Request, size: int, streamed: bool = False, codings:
         streamed: the body goes to disk or the database in pieces, and does not count as held in memory.
         codings: content codings that the caller decodes.
 
-    Raises:
-        unsupported_encoding: the body has another content coding.
-        request_too_large: its declared length exceeds the limit.
+    Raises unsupported_encoding, request_too_large: its declared length exceeds the limit.
     """
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and (len(declared) > 15 or int(declared) > size):
-        raise LimitReachedError("request_too_large", f"{declared[:20]} bytes, the limit is {size}")
+    declared = int(request.headers.get("content-length", 0))  # the server accepts digits only
+    if declared > size:
+        raise LimitReachedError("request_too_large", f"{declared} bytes, the limit is {size}")
     request.scope.update(body_limit=size, body_streamed=streamed)
     return content_coding(request.headers, codings)
 
@@ -248,9 +353,9 @@ def content_coding(headers: Headers, accepted: tuple[str, ...] = ()) -> str | No
 
 def check_parameters(request: Request) -> None:
     """Check the parameters of a handler, which FastAPI would do after its body. Raises RequestValidationError."""
-    route: APIRoute = request.scope["route"]
-    _, in_path = request_params_to_args(route.dependant.path_params, request.path_params)
-    _, in_query = request_params_to_args(route.dependant.query_params, request.query_params)
+    dependant = request.scope["route"].dependant
+    _, in_path = request_params_to_args(dependant.path_params, request.path_params)
+    _, in_query = request_params_to_args(dependant.query_params, request.query_params)
     if errors := in_path + in_query:
         raise RequestValidationError(errors)
 
@@ -262,170 +367,3 @@ def media_type(request: Request) -> str:
 def unsupported(kind: str, remedy: str = "") -> RefusedError:
     found = f"the header Content-Type is {kind!r}" if kind else "the header Content-Type is missing"
     return RefusedError("unsupported_media_type", f"{found}{remedy}")
-
-
-def require_json(request: Request) -> None:
-    """Check the content type of a JSON body, if there is one. Raises unsupported_media_type."""
-    has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
-    kind = media_type(request)
-    if has_body and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise unsupported(kind, "; send application/json")
-
-
-@cache
-def plain_options(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
-    """Return the options of a model that fit in a form field or a query parameter, with their JSON schemas.
-
-    A risk has one option for each of its forms, such as ``fpir``, and a filter the options of a list of subjects.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for each in (model, RiskIn) if "risk" in model.model_fields else (model,):
-        for name, schema in each.model_json_schema()["properties"].items():
-            kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
-            if len(kinds) == 1 and kinds[0].get("type") in PLAIN_TYPES:
-                kept = {key: value for key, value in kinds[0].items() if key not in ("title", "default")}
-                about = [schema["description"]] if "description" in schema else []
-                about += [f"Default: {json.dumps(schema['default'])}."] if schema.get("default") is not None else []
-                found[name] = kept | ({"description": " ".join(about)} if about else {})
-    return found | (FILTER_OPTIONS if "filter" in model.model_fields else {})
-
-
-def form_options(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
-    """Return the options that fit in a form field: :func:`plain_options`, and URLs, which should not be in a query."""
-    return plain_options(model) | (URL_OPTIONS if "urls" in model.model_fields else {})
-
-
-def _add_plain(
-    known: Collection[str], model: type[BaseModel], plain: Iterable[tuple[str, str]], document: dict[str, Any]
-) -> dict[str, Any]:
-    """Add ``known`` plain options to the JSON document.
-
-    Raises InvalidRequestError: an option is unknown, or may be sent once and is there.
-    """
-    for name, text in plain:
-        if name not in known:
-            raise InvalidRequestError(
-                f"unknown option {name!r}. Known: {', '.join(sorted(known))}; all others go as JSON in the form field "
-                f"{OPTIONS_FIELD!r}"
-            )
-        if name == "urls":
-            _append(document, name, text)
-        elif name == "tag":
-            _append(document.setdefault("filter", {}), "tags", text)
-        elif name == "metadata":
-            _set(document.setdefault("filter", {}), name, _parse_object(text, name))
-        else:
-            _set(document if name in model.model_fields else document.setdefault("risk", {}), name, text)
-    return document
-
-
-def _set(place: Any, name: str, value: Any) -> None:
-    if not isinstance(place, dict) or name in place:
-        raise InvalidRequestError(f"{name}: may be sent once")
-    place[name] = value
-
-
-def _append(place: Any, name: str, text: str) -> None:
-    listed = place.setdefault(name, []) if isinstance(place, dict) else None
-    if not isinstance(listed, list):
-        raise InvalidRequestError(f"{name}: must be a list")
-    listed.append(text)
-
-
-def _parse_object(text: str | bytes, name: str = OPTIONS_FIELD, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
-    if len(text) > MAX_FORM_FIELD_BYTES:  # possible if it was sent as a file
-        raise InvalidRequestError(f"{name}: has more than {MAX_FORM_FIELD_BYTES} bytes")
-    try:
-        check_json(text.encode() if isinstance(text, str) else text, limits)
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{name}: is not JSON ({error})") from error
-    if not isinstance(document, dict):
-        raise InvalidRequestError(f"{name}: must be a JSON object")
-    return document
-
-
-def _validate(model: type[Body], document: dict[str, Any]) -> Body:
-    try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        raise validation_error(error.errors(include_input=False, include_url=False)) from error
-
-
-class _FormInMemory(MultiPartParser):
-    """Parser that keeps files in memory, since photos of people must not reach the disk, and takes UTF-8 only."""
-
-    spool_max_size = sys.maxsize
-    is_complete = False
-
-    def on_headers_finished(self) -> None:
-        _check_utf8(self._current_part.content_disposition or b"", "a name or file name")
-        super().on_headers_finished()
-
-    def on_part_end(self) -> None:
-        _check_utf8(self._current_part.data, "a field")
-        super().on_part_end()
-
-    def on_end(self) -> None:
-        self.is_complete = True
-
-
-def _check_utf8(data: bytes | bytearray, what: str) -> None:
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise MultiPartException(f"{what} is not UTF-8") from error
-
-
-async def read_form(request: Request, max_files: int) -> list[tuple[str, str | bytes]]:
-    """Read the parts of a form into memory, in order: the text of a field, the content of a file.
-
-    Raises InvalidRequestError.
-    """
-    max_fields = MAX_FORM_FIELDS + max_files  # each photo may be a URL
-    parser = _FormInMemory(request.headers, request.stream(), max_files=max_files, max_fields=max_fields)
-    try:
-        parts = (await parser.parse()).multi_items()
-    except MultiPartException as error:
-        raise InvalidRequestError(f"the form cannot be read: {error.message}") from error
-    found = list[tuple[str, str | bytes]]()
-    for name, part in parts:
-        found.append((name, part if isinstance(part, str) else part.file.read()))
-        if not isinstance(part, str):
-            part.file.close()  # frees the parser's copy
-    if not parser.is_complete:
-        raise InvalidRequestError("the form cannot be read: it ends early")
-    return found
-
-
-async def read_json(request: Request, model: type[Body], limits: JsonLimits = DEFAULT_LIMITS) -> Body:
-    """Read a JSON body.
-
-    Raises:
-        InvalidRequestError: the body is not JSON of the model, or has more values than ``limits`` allows.
-    """
-    chunks = [chunk async for chunk in request.stream()]
-    body = b"".join(chunks)
-    chunks.clear()
-    if not body:
-        raise InvalidRequestError("body: Field required")
-
-    def parse() -> Body:
-        _check_limits(body, limits)
-        try:
-            return model.model_validate_json(body)
-        except ValidationError as error:
-            raise validation_error(error.errors(include_input=False, include_url=False)) from error
-
-    return await _parse_in_thread_if_large(len(body), parse)
-
-
-async def _parse_in_thread_if_large(size: int, parse: Callable[[], Result]) -> Result:
-    return parse() if size <= MAX_INLINE_PARSE_BYTES else await asyncio.to_thread(parse)
-
-
-def _check_limits(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> None:
-    try:
-        check_json(body, limits)
-    except ValueError as error:
-        raise InvalidRequestError(f"the JSON has {error}") from error

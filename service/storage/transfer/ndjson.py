@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from kith.wire.fields import MAX_DIMENSION, rfc3339
 from kith.wire.transfer import RULES, TIME_RULE, GalleryFileHeader, GalleryFileItem, GalleryFileSubject
 from service.core.errors import InvalidDataError, KithError
-from service.core.json_limits import MAX_VALUES, JsonLimits, check_json
+from service.core.json_limits import MAX_VALUES, check_json
 from service.domain.gallery_items import FileRow, header_document, read_header, rows_in_block
 from service.security.sealing import VECTOR_TYPE
 
@@ -107,7 +107,7 @@ class Lines:
 
 def _has_few_values(line: bytes, dimension: int) -> bool:
     try:
-        check_json(line, JsonLimits(numbers=dimension))
+        check_json(line, dimension)
     except ValueError:
         return False
     return True
@@ -134,7 +134,7 @@ def _document(line: bytes, dimension: int) -> dict[str, Any]:
     """Raises item_invalid."""
     if len(line) > UNCHECKED_BYTES:
         try:
-            check_json(line, JsonLimits(numbers=dimension))
+            check_json(line, dimension)
         except ValueError as error:
             raise InvalidDataError("item", f"has {error}") from error
     try:

@@ -92,7 +92,6 @@ async def busy(held: Held, **options: object) -> AsyncIterator[tuple[Batcher[int
 @contextmanager
 def within(seconds: float) -> Iterator[Deadline]:
     with Deadline(seconds) as deadline:
-        deadline.begin()
         yield deadline
 
 

@@ -163,13 +163,11 @@ def test_who_waits_until_the_deadline_is_refused_and_lets_others_pass() -> None:
         budget = DecodeBudget(8, 100)
         async with asyncio.timeout(30), budget.share(60):
             with Deadline(0.05) as deadline:
-                deadline.begin()
                 waiting = asyncio.create_task(reserve(budget, 80))
                 await asyncio.sleep(0)
                 with pytest.raises(OverloadedError, match="100 bytes for decoding"):
                     await waiting
             with Deadline(60) as deadline:
-                deadline.begin()
                 gone = asyncio.create_task(reserve(budget, 80))
                 await asyncio.sleep(0)
             later = asyncio.create_task(reserve(budget, 40))

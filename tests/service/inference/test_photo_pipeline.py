@@ -344,8 +344,7 @@ def test_a_search_of_tiles_ends_with_the_deadline(tmp_path: Path, monkeypatch: p
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as backend:
-            with Deadline(1.0) as patience, pytest.raises(DeadlineExceededError):
-                patience.begin()
+            with Deadline(1.0), pytest.raises(DeadlineExceededError):
                 await backend.photos.detect(photo, "high")
 
     asyncio.run(main())
@@ -367,8 +366,7 @@ def test_a_request_waiting_for_a_thread_is_answered_by_the_deadline(
         async with serving(tmp_path, monkeypatch) as backend:
             asked = [asyncio.create_task(backend.photos.detect(photo)) for _ in range(20)]
             await asyncio.sleep(0)
-            with Deadline(0.05) as patience, pytest.raises(DeadlineExceededError):
-                patience.begin()
+            with Deadline(0.05), pytest.raises(DeadlineExceededError):
                 async with asyncio.timeout(60):
                     await backend.photos.detect(photo)
             asked.pop().cancel()

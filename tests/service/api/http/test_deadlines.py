@@ -129,7 +129,7 @@ def test_a_request_can_set_its_timeout(
             refused = ask(url, wrong)
             assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
         release()
-        assert ask(url, "99999999999999").json()["images"][0]["faces"]
+        assert ask(url, "9" * 4000).json()["images"][0]["faces"]
 
 
 def test_the_server_limits_the_timeout(
