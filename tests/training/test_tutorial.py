@@ -194,7 +194,7 @@ def _run_outside(command: str) -> None:
     scripts = {"torchrun", "kith-train", "kith", "python"}
     here = Path(sys.executable).parent
     words = [str(here / word) if word in scripts else word for word in words]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, env=environment, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
 

@@ -94,7 +94,7 @@ def make_pack(
         ParityError: onnxruntime disagrees with torch; the pack is not written.
     """
     options, began = options or PackOptions(), time.monotonic()
-    cache = crop_cache(recognizer)
+    cache = crop_cache(recognizer) if isinstance(recognizer, Path) else output.parent / "cache"
     if output.resolve() in {pack.directory for pack in (recognizer, detector) if isinstance(pack, ModelPack)}:
         raise ConfigError(f"{output} is a pack whose network is reused. Name another output folder")
     output.mkdir(parents=True, exist_ok=True)
