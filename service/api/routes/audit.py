@@ -15,7 +15,7 @@ from service.api.http.access import ADMIN, ADMIN_ALL, BackendDep, GalleryDep, ro
 from service.api.http.parameters import WITHOUT_NUL, Cursor, PageLimit, open_cursor, paginate
 from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym
-from service.storage.audit.reader import AuditFilter, ListedLine, listed_lines
+from service.storage.audit.reader import AuditFilter, listed_lines
 from service.usecases.backend import Backend
 
 routes = router("", "audit")
@@ -72,9 +72,5 @@ async def _page(backend: Backend, chosen: AuditFilter, seal: Seal, query: _Query
     before = open_cursor(seal, query.cursor)
     await backend.audit.written()
     entries = await backend.threads.run(listed_lines, backend.store.database, chosen, before, query.limit + 1)
-    page, more = paginate(entries, query.limit, seal, lambda listed: listed.line.number)
-    return AuditOut(data=[_out(listed) for listed in page], next=more)
-
-
-def _out(listed: ListedLine) -> AuditLineOut:
-    return AuditLineOut(**vars(listed.line), hash=listed.hash)
+    page, more = paginate(entries, query.limit, seal, lambda line: line.number)
+    return AuditOut(data=[AuditLineOut.model_validate(line, from_attributes=True) for line in page], next=more)

@@ -20,7 +20,7 @@ from service.core.actor import Actor, current_actor
 from service.core.errors import StorageError
 from service.domain.events import Event
 from service.domain.gallery import Gallery
-from service.storage.db.audit_chain import PRUNED_LINES, Line, prune
+from service.storage.db.audit_chain import PRUNED_LINES, prune
 from service.storage.db.audit_chain import append as append_lines
 from service.storage.db.engine import Database
 from service.storage.db.key_vault import Vault
@@ -120,12 +120,9 @@ def append(vault: Vault, connection: Connection, entries: Sequence[Entry]) -> No
     """Append lines, whose numbers follow the last one's. Raises MasterKeyError."""
     lines = []
     for entry in entries:
-        pk, name = (None, None) if entry.gallery is None else entry.gallery
-        actor = entry.actor
-        line = Line(
-            0, entry.at, entry.event, entry.outcome, actor.name, actor.request_id, name, entry.subject, entry.details
-        )
-        lines.append((pk, line))
+        pk, name = entry.gallery or (None, None)
+        who = {"actor": entry.actor.name, "request_id": entry.actor.request_id}
+        lines.append(vars(entry) | who | {"gallery_pk": pk, "gallery": name})
     append_lines(vault, connection, lines)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 
-from service.storage.db.audit_chain import Line
 from service.storage.db.engine import Database
 from service.storage.db.tables import audit
 
@@ -26,29 +26,19 @@ class AuditFilter:
     subject: str | None = None
 
 
-@dataclass(frozen=True)
-class ListedLine:
-    """Audit line with its hash."""
-
-    line: Line
-    hash: str
-
-
-def listed_lines(database: Database, chosen: AuditFilter, before: int | None, limit: int) -> list[ListedLine]:
-    """Return the latest lines first. ``before``: only lines with a smaller number. Raises StorageError."""
+def listed_lines(
+    database: Database, chosen: AuditFilter, before: int | None, limit: int
+) -> Sequence[sa.Row[tuple[Any, ...]]]:
+    """Return rows of ``audit``, the latest first. ``before``: only those with a smaller number. Raises StorageError."""
     query = sa.select(audit).where(*_conditions(chosen)).order_by(audit.c.number.desc()).limit(limit)
     if before is not None:
         query = query.where(audit.c.number < before)
     with database.read() as connection:
-        rows = connection.execute(query).all()
-    names = [field.name for field in fields(Line)]
-    return [ListedLine(Line(*(getattr(row, name) for name in names)), row.hash) for row in rows]
+        return connection.execute(query).all()
 
 
 def _conditions(chosen: AuditFilter) -> Iterator[sa.ColumnElement[bool]]:
-    if chosen.gallery_pk is not None:
-        yield audit.c.gallery_pk == chosen.gallery_pk
-    for name in ("gallery", "event", "actor"):
+    for name in ("gallery_pk", "gallery", "event", "actor"):
         if (wanted := getattr(chosen, name)) is not None:
             yield audit.c[name] == wanted
     if chosen.since is not None:

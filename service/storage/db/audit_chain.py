@@ -10,8 +10,8 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import takewhile
 from typing import Any, Final, Literal, NamedTuple
@@ -29,26 +29,6 @@ PRUNED_LINES: Final = 1000
 LINES: Final = logging.getLogger("kith.audit")
 """Receives each line as JSON at level DEBUG."""
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Line:
-    """One operation, completed or refused. ``number``: from 1. ``subject``: a pseudonym. ``details``: no names."""
-
-    number: int
-    at: datetime
-    event: str
-    outcome: str
-    actor: str
-    request_id: str | None
-    gallery: str | None
-    subject: str | None
-    details: dict[str, Any]
-
-    def text(self) -> str:
-        at = (self.at if self.at.tzinfo else self.at.replace(tzinfo=UTC)).astimezone(UTC)
-        document = {**asdict(self), "at": at.isoformat(timespec="microseconds")}
-        return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
 
 class Fault(NamedTuple):
@@ -73,21 +53,19 @@ def begin(vault: Vault, connection: Connection) -> None:
     connection.execute(audit_head.insert().values(pk=1, **START, mac=_mac(vault.secret(connection, SECRET), **START)))
 
 
-def append(vault: Vault, connection: Connection, lines: Sequence[tuple[int | None, Line]]) -> None:
-    """Number and append lines, each with its gallery's key.
+def append(vault: Vault, connection: Connection, lines: Sequence[dict[str, Any]]) -> None:
+    """Append rows of ``audit``, and set their numbers, from 1, and hashes.
 
     Other writers wait from here until the transaction ends. Raises MasterKeyError, StorageDamagedError.
     """
     secret, sound, ends = _ends(vault, connection, LOCKED)
-    rows = []
-    for gallery_pk, line in lines:
-        number = ends["number"] + 1
-        document = {**vars(line), "number": number}
-        text = Line(**document).text()
-        ends |= {"number": number, "hash": _hash(secret, ends["hash"], text)}
-        rows.append({**document, "gallery_pk": gallery_pk, "hash": ends["hash"]})
+    for line in lines:
+        line["number"] = ends["number"] + 1
+        text = text_of(line)
+        line["hash"] = _hash(secret, ends["hash"], text)
+        ends |= {"number": line["number"], "hash": line["hash"]}
         LINES.debug("%s", text)
-    connection.execute(INSERT, rows)
+    connection.execute(INSERT, lines)
     _sign(connection, secret, sound, ends)
 
 
@@ -122,12 +100,18 @@ def walk(vault: Vault, connection: Connection) -> Report:
     return report
 
 
+def text_of(line: Mapping[str, Any]) -> str:
+    """Return the text of a line that its hash covers."""
+    at = (line["at"] if line["at"].tzinfo else line["at"].replace(tzinfo=UTC)).astimezone(UTC)
+    document = {name: line[name] for name in SIGNED} | {"at": at.isoformat(timespec="microseconds")}
+    return json.dumps(document, sort_keys=True, separators=(",", ":"))
+
+
 def _read(row: Any) -> str:
     """Return the text of a stored line; "" if it cannot be read."""
     try:
         at = row.at if isinstance(row.at, datetime) else datetime.fromisoformat(row.at)
-        given = {name: getattr(row, name) for name in TEXTS}
-        return Line(row.number, at, **given, details=json.loads(row.details)).text()
+        return text_of({**row._mapping, "at": at, "details": json.loads(row.details)})
     except (TypeError, ValueError):
         return ""
 
@@ -167,6 +151,7 @@ INSERT: Final = audit.insert()
 SIGN: Final = audit_head.update()
 OLDEST: Final = sa.select(audit.c.number, audit.c.hash, audit.c.at).order_by(audit.c.number).limit(PRUNED_LINES)
 TEXTS: Final = ("event", "outcome", "actor", "request_id", "gallery", "subject")
+SIGNED: Final = ("number", "at", *TEXTS, "details")
 RAW: Final = {
     # SQLite stores any text as a time.
     name: sa.select(

@@ -175,7 +175,7 @@ def test_old_lines_are_deleted_and_the_rest_stays_verifiable(database: Database,
     assert prune_lines(database, now - timedelta(days=365), stopped=lambda: True) == 0
     assert prune_lines(database, now - timedelta(days=365)) == PRUNED_LINES + 5
     # A line that a stepped clock dated earlier waits for the one before it.
-    assert [listed.line.number for listed in listed_lines(database, AuditFilter(), None, 9)] == [
+    assert [listed.number for listed in listed_lines(database, AuditFilter(), None, 9)] == [
         kept + 2,
         kept + 1,
         kept,
@@ -233,9 +233,7 @@ def test_one_rejected_line_blocks_no_others(database: Database, caplog: pytest.L
         assert writer.backlog() == (0, 0)
 
     asyncio.run(work())
-    found = [
-        (one.line.event, one.line.outcome, one.line.details) for one in listed_lines(database, AuditFilter(), None, 3)
-    ]
+    found = [(one.event, one.outcome, one.details) for one in listed_lines(database, AuditFilter(), None, 3)]
     assert found == [("two", "done", {}), ("searched", "incomplete", {}), ("one", "done", {})]
     assert report_of(database).faults == []
     assert "without its content" in caplog.text
@@ -244,7 +242,7 @@ def test_one_rejected_line_blocks_no_others(database: Database, caplog: pytest.L
 def test_a_line_that_postgresql_rejects_blocks_no_others(database: Database) -> None:
     """PostgreSQL rejects a character NUL and long texts. SQLite stores both."""
     record_entries(database, [Entry("one"), Entry("two", subject="a\0"), Entry("three", actor=Actor("k" * 100))])
-    assert [one.line.event for one in listed_lines(database, AuditFilter(), None, 9)] == ["three", "two", "one"]
+    assert [one.event for one in listed_lines(database, AuditFilter(), None, 9)] == ["three", "two", "one"]
     assert report_of(database).faults == []
 
 
@@ -270,7 +268,7 @@ def test_commands_report_violations_with_an_exit_status(tmp_path: Path, monkeypa
     assert CliRunner().invoke(app, ["backup", str(tmp_path / "kith.backup")]).exit_code == 0
     with closing(open_database(url)) as database:
         (last,) = listed_lines(database, AuditFilter(), None, 1)
-        assert (last.line.event, last.line.actor) == ("database_backed_up", "operator")
+        assert (last.event, last.actor) == ("database_backed_up", "operator")
         prune_lines(database, datetime.now(UTC))
         gallery_with_lines(database, "later")
     assert "6 lines, after 7 lines deleted by age: sound" in verified()
@@ -292,7 +290,7 @@ def test_lines_are_filtered_by_content(database: Database) -> None:
     record_entries(database, entries)
 
     def events(**chosen: Any) -> list[str]:
-        return [listed.line.event for listed in listed_lines(database, AuditFilter(**chosen), None, 100)]
+        return [listed.event for listed in listed_lines(database, AuditFilter(**chosen), None, 100)]
 
     assert events(gallery_pk=gallery.pk, event="searched") == ["searched"] * 2
     assert events(actor="key:b") == ["access_refused", "searched"]
@@ -301,6 +299,6 @@ def test_lines_are_filtered_by_content(database: Database) -> None:
     assert events(gallery_pk=gallery.pk, until=late) == ["event"] * (LINES - 1) + ["gallery_created"]
     assert events(gallery="g", event="gallery_created") == ["gallery_created"]
     first, second = listed_lines(database, AuditFilter(), None, 2)
-    (third,) = listed_lines(database, AuditFilter(), second.line.number, 1)
-    assert third.line.number < first.line.number
-    assert listed_lines(database, AuditFilter(actor="key:a"), None, 1)[0].line.request_id == "r1"
+    (third,) = listed_lines(database, AuditFilter(), second.number, 1)
+    assert third.number < first.number
+    assert listed_lines(database, AuditFilter(actor="key:a"), None, 1)[0].request_id == "r1"

@@ -51,7 +51,7 @@ def gallery_of(database: Database, name: str = "g") -> Gallery:
 
 def lines(database: Database, **chosen: Any) -> list[tuple[str, str, dict[str, Any]]]:
     found = listed_lines(database, AuditFilter(**chosen), None, 1000)
-    return [(listed.line.event, listed.line.outcome, listed.line.details) for listed in reversed(found)]
+    return [(listed.event, listed.outcome, listed.details) for listed in reversed(found)]
 
 
 def refuse_lines(url: str, refuse: bool) -> None:

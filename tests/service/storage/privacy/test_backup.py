@@ -203,7 +203,7 @@ def test_a_running_server_searches_the_restored_galleries(fresh: Open, tmp_path:
     assert after.pk > before.pk
     assert (after.subjects, after.templates, after.settings) == (20, 20, before.settings)
     assert store.templates.stored_answer(after, "key 5", "digest") == "{}"
-    assert [one.line.event for one in listed_lines(database, AuditFilter(after.pk), None, 1)] == ["e"]
+    assert [one.event for one in listed_lines(database, AuditFilter(after.pk), None, 1)] == ["e"]
     enroll(store, after, "s20", *vectors(1, 9))
     assert store.changes.count_after(after, 0) == 21
     restore(database, file, replace=True)

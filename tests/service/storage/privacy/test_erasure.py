@@ -343,7 +343,7 @@ def test_a_restored_backup_repeats_erasures(
         "gallery",
     ]
     listed = listed_lines(database, AuditFilter(after.pk), None, 10)
-    (line, *_) = [one.line for one in listed if one.line.event == "subject_deleted"]
+    (line, *_) = [one for one in listed if one.event == "subject_deleted"]
     assert (line.details["receipt"], line.outcome) == (receipt.id, "repeated")
     # Restored jobs and requests also began before the erasure.
     with pytest.raises(SubjectErasedError):

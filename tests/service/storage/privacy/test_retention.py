@@ -96,7 +96,7 @@ def test_due_templates_and_then_empty_subjects_are_erased(
     _, compared = followers.catch_up_blocking(now).search(old[0].vector[None], 9)
     assert compared == 2
     listed = listed_lines(database, AuditFilter(now.pk), None, 100)
-    lines = [one.line for one in listed if one.line.event == "retention_applied"]
+    lines = [one for one in listed if one.event == "retention_applied"]
     assert sum(line.details["removed"].get("templates", 0) for line in lines) == 5
     assert len(lines) >= 3  # in batches, each with an audit line
     assert ErasureStore(database).list_page(now) == []  # no receipts: these subjects may be enrolled again

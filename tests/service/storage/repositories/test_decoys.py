@@ -154,7 +154,7 @@ def test_it_is_erased_alone_with_a_receipt(database: Database, store: Store, rng
         store.decoys.delete(now(store), "cy", decoy.id)
     with raises_code("template_not_found"):  # its receipt is of another kind
         store.templates.delete(now(store), "ada", decoy.id)
-    events = [each.line.event for each in listed_lines(database, AuditFilter(now(store).pk), None, 2)]
+    events = [each.event for each in listed_lines(database, AuditFilter(now(store).pk), None, 2)]
     assert events == ["decoy_deleted", "decoy_added"]
 
 
@@ -215,7 +215,7 @@ def test_it_counts_for_the_recognizers_that_embedded_it(
     generations.finish(now(store), force=True)
     assert [one.id for one in store.decoys.list_all(now(store), "ada")] == [cropped.id]
     assert (now(store).subjects, now(store).templates) == (2, 2)
-    last = listed_lines(database, AuditFilter(now(store).pk), None, 1)[0].line
+    last = listed_lines(database, AuditFilter(now(store).pk), None, 1)[0]
     assert (last.event, last.details["decoys"]) == ("migration_finished", 1)
 
 
@@ -230,7 +230,7 @@ def test_retention_erases_it(database: Database, store: Store, rng: np.random.Ge
     Retention(database).sweep(datetime.now(UTC))
     assert store.decoys.list_all(now(store), "ada") == []
     assert (now(store).subjects, now(store).templates) == (gallery.subjects, gallery.templates)
-    last = listed_lines(database, AuditFilter(gallery.pk), None, 1)[0].line
+    last = listed_lines(database, AuditFilter(gallery.pk), None, 1)[0]
     assert (last.event, last.details["removed"]) == ("retention_applied", {"subjects": 1, "templates": 1})
 
 

@@ -156,7 +156,7 @@ def test_steps_and_their_repetitions(
     stored = store.changes.snapshot(now(store)).template_pks.tolist()
     assert len(stored) == 1 and generations.embedded_count(replace(gallery, generation=n)) == 0
     lines = listed_lines(database, AuditFilter(gallery.pk), None, 100)
-    events = [one.line.event for one in lines if "migration" in one.line.event][::-1]
+    events = [one.event for one in lines if "migration" in one.event][::-1]
     steps = ["started", "cut_over", "rolled_back", "finished"]
     assert events == [f"migration_{step}" for step in steps]
     kinds = [waiting.kind for waiting in JobStore(database).list_jobs(gallery, (), None, 100)]

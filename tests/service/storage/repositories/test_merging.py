@@ -91,7 +91,7 @@ def test_everything_of_one_is_the_others(database: Database, store: Store) -> No
         store.subjects.get(now, "countess")
 
     assert (done.receipt.kind, done.receipt.removed) == ("moved", {"subjects": 1, "templates": 3})
-    lines = [each.line for each in listed_lines(database, AuditFilter(now.pk), None, 2)]
+    lines = list(listed_lines(database, AuditFilter(now.pk), None, 2))
     seen = [(line.event, line.subject, line.details.get("into"), line.details.get("merged")) for line in lines]
     ada, countess = (subject_lookup(now.seal, name) for name in ("ada", "countess"))
     assert seen == [("subject_merged", countess, ada, None), ("subject_changed", ada, None, countess)]
