@@ -83,7 +83,7 @@ def backup(
         except StorageError as error:  # a damaged database must still be backed up
             print_note(f"The backup is not recorded in the audit log: {error}")
     text = f"Wrote {file}, {file.stat().st_size:,} bytes: {_describe_rows(manifest.rows)}"
-    output.answer(manifest.document(), text)
+    output.answer(manifest.model_dump(), text)
 
 
 def restore(
@@ -95,8 +95,8 @@ def restore(
     from service.resources import master_keys
     from service.storage.privacy import backup as backups
 
-    settings, manifest = local_settings(must_exist=False), backups.read_manifest(file)
-    backups.check_keys(file, master_keys(settings))  # before a database and a master key are created
+    settings = local_settings(must_exist=False)
+    manifest = backups.read_manifest(file, master_keys(settings))  # before a database and a master key are created
     with local_database(settings) as database:
         backups.restore(database, file, replace, report=print_note)
     restored = f"Restored {_describe_rows(manifest.rows)}, as of {manifest.created_at}"
@@ -104,7 +104,7 @@ def restore(
         f"Requires recognizer {needed['fingerprint'][:12]} with {needed['dimension']} dimensions"
         for needed in manifest.recognizers
     )
-    output.answer(manifest.document(), "\n".join((restored, *required)))
+    output.answer(manifest.model_dump(), "\n".join((restored, *required)))
 
 
 def _describe_rows(rows: dict[str, int]) -> str:

@@ -1,25 +1,23 @@
 """Backup of a whole database in one file, and restore into an empty SQLite or PostgreSQL database.
 
-The file is a zip with the rows of each table (service.storage.privacy.backup_rows) and a manifest of checksums. It
-omits three kinds of state, which the restored database creates again: progress of external indexes, leases and
-retention holds, and versions of API keys. It also omits the outbox of events with the built-in receivers, which a
-restored database must not report again, and the answers to repeated requests, which may have tokens.
+The file is a zip with the rows of each table (service.storage.privacy.backup_rows) and a manifest. It omits what the
+restored database creates again: progress of external indexes, leases and versions of API keys; and the log of events
+with the built-in receivers, which a restored database must not report again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, Final, Self, cast
+from typing import IO, Any, Final, Literal
 
 import sqlalchemy as sa
+from pydantic import BaseModel
 from sqlalchemy.engine import Connection
 
 from kith.wire.fields import rfc3339
@@ -57,7 +55,6 @@ from service.storage.privacy.master_key_rotation import uses
 from service.storage.repositories.api_keys import all_keys, keep_restrictions
 from service.storage.repositories.jobs import fail_archive_jobs
 
-FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
 BATCH_ROWS: Final = 2048
 OMITTED_TABLES: Final = (api_key_versions, index_states, leases, events)
@@ -76,15 +73,15 @@ REFERENCES: Final[dict[sa.Column[Any], sa.Table]] = {
 """Columns that refer to another table without a foreign key; 0 means none."""
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(BaseModel):
     """Description of a backup.
 
     ``revision``: of the schema. ``recognizers``: required to serve the galleries. ``highest``: highest key assigned, by
-    table. ``rows``, ``sha256``: by table. ``master_keys``: ids of the keys that a restore needs; the keys are not
-    included.
+    table. ``rows``: by table. ``master_keys``: ids of the keys that a restore needs; the keys are not included.
     """
 
+    kind: Literal["kith-backup"] = "kith-backup"
+    format: Literal[3] = 3
     created_at: str
     kith: str
     database: str
@@ -92,23 +89,7 @@ class Manifest:
     recognizers: list[dict[str, Any]]
     highest: dict[str, int]
     rows: dict[str, int]
-    sha256: dict[str, str]
-    master_keys: list[str] = field(default_factory=list)
-
-    def document(self) -> dict[str, Any]:
-        return {"kind": "kith-backup", "format": FORMAT, **asdict(self)}
-
-    @classmethod
-    def of(cls, document: Any) -> Self:
-        """Parse a manifest. Raises backup."""
-        if not isinstance(document, dict) or document.pop("kind", None) != "kith-backup":
-            raise LocalError("backup", "the file is not a Kith backup")
-        if (found := document.pop("format", None)) != FORMAT:
-            raise LocalError("backup", f"the backup has format {found!r}; this version reads format {FORMAT}")
-        try:
-            return cls(**document)
-        except TypeError as error:
-            raise LocalError("backup", "the backup's manifest is incomplete") from error
+    master_keys: list[str]
 
 
 def back_up(database: Database, path: Path) -> Manifest:
@@ -126,37 +107,34 @@ def back_up(database: Database, path: Path) -> Manifest:
 
 
 def _write(connection: Connection, archive: zipfile.ZipFile) -> Manifest:
-    counts, sums = {}, {}
     # The first statement starts the snapshot. It contains everything written before this time.
     created_at = rfc3339(datetime.now(UTC))
     revision = _revision(connection)
     recognizers = sa.select(generations.c.fingerprint, generations.c.dimension, generations.c.model).distinct()
+    counts = dict[str, int]()
     for table in TABLES:
-        with archive.open(_entry(table.name), "w", force_zip64=True) as entry:
-            summed = _HashingFile(entry)
-            counts[table.name] = _write_table(connection, table, summed)
-            sums[table.name] = summed.sum.hexdigest()
+        with archive.open(_entry(table), "w", force_zip64=True) as entry:
+            counts[table.name] = _write_table(connection, table, entry)
     manifest = Manifest(
-        created_at,
-        version("kith-face"),
-        connection.dialect.name,
-        revision,
-        [dict(row._mapping) for row in connection.execute(recognizers)],
+        created_at=created_at,
+        kith=version("kith-face"),
+        database=connection.dialect.name,
+        revision=revision,
+        recognizers=[dict(row._mapping) for row in connection.execute(recognizers)],
         # PostgreSQL's sequences are outside the snapshot, but never lower than the keys in it.
-        {table.name: bulk_rows.highest_key(connection, table) for table in AUTOINCREMENT_TABLES},
-        counts,
-        sums,
-        list(uses(connection)),
+        highest={table.name: bulk_rows.highest_key(connection, table) for table in AUTOINCREMENT_TABLES},
+        rows=counts,
+        master_keys=list(uses(connection)),
     )
-    archive.writestr(MANIFEST, json.dumps(manifest.document(), indent=1))
+    archive.writestr(MANIFEST, manifest.model_dump_json(indent=1))
     return manifest
 
 
-def _write_table(connection: Connection, table: sa.Table, to: _HashingFile) -> int:
+def _write_table(connection: Connection, table: sa.Table, to: IO[bytes]) -> int:
     # Read as text, which avoids parsing and serializing JSON.
     columns = [sa.cast(c, sa.Text).label(c.name) if isinstance(c.type, sa.JSON) else c for c in table.columns]
     query = sa.select(*columns).where(*_own_rows(table)).execution_options(yield_per=BATCH_ROWS)
-    return write_rows(cast(IO[bytes], to), table, connection.execute(query))
+    return write_rows(to, table, connection.execute(query))
 
 
 def _own_rows(table: sa.Table) -> list[sa.ColumnElement[bool]]:
@@ -164,16 +142,12 @@ def _own_rows(table: sa.Table) -> list[sa.ColumnElement[bool]]:
     return [receivers.c.id.not_in(BUILT_IN)] if table is receivers else []
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Raises backup."""
-    with _archive(path) as archive:
-        return _manifest(archive)
-
-
-def check_keys(path: Path, master: MasterKeys) -> None:
-    """Raises backup if a required master key is missing."""
-    with _archive(path) as archive:
-        _check_keys(archive, _manifest(archive), master)
+def read_manifest(path: Path, master: MasterKeys | None = None) -> Manifest:
+    """Raises backup, also if a required key is not in ``master``."""
+    with _opened(path) as (archive, manifest):
+        if master is not None:
+            _check_keys(archive, manifest, master)
+        return manifest
 
 
 def restore(
@@ -190,9 +164,7 @@ def restore(
       backup: the file is damaged or of another version, a master key is missing, or the database is not empty.
       StorageError: the database cannot be written.
     """
-    with _archive(path) as archive:
-        manifest = _manifest(archive)
-        _verify(archive, manifest)
+    with _opened(path) as (archive, manifest):
         _check_keys(archive, manifest, database.vault.master)
         with (
             database.write(LocalError("backup", "the backup's rows are inconsistent")) as connection,
@@ -213,11 +185,9 @@ def restore(
                 _clear(connection, replace)
                 offsets = _key_offsets(connection)
                 for table in TABLES:
-                    count = manifest.rows[table.name]
-                    with archive.open(_entry(table.name)) as entry:
-                        rows = _restored_rows(connection, table, read_rows(entry, table, count), offsets)
-                        bulk_rows.insert(connection, table, table.columns.keys(), rows)
-                    report(f"{table.name}: {count:,} rows")
+                    rows = _restored_rows(connection, table, _rows(archive, manifest, table), offsets)
+                    bulk_rows.insert(connection, table, table.columns.keys(), rows)
+                    report(f"{table.name}: {manifest.rows[table.name]:,} rows")
             for table in AUTOINCREMENT_TABLES:
                 bulk_rows.raise_highest_key(connection, table, offsets[table.name] + manifest.highest[table.name])
             # A backup holds no events: those after the restore are sent.
@@ -296,56 +266,42 @@ def _revision(connection: Connection) -> str:
     return str(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one())
 
 
-def _archive(path: Path) -> zipfile.ZipFile:
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, Manifest]]:
+    """Raises backup."""
     try:
-        return zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as error:
         raise LocalError("backup", f"cannot read {path} as a backup: {error}") from error
-
-
-def _manifest(archive: zipfile.ZipFile) -> Manifest:
-    try:
-        return Manifest.of(json.loads(archive.read(MANIFEST)))
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise LocalError("backup", "the file is not a Kith backup") from error
-
-
-def _verify(archive: zipfile.ZipFile, manifest: Manifest) -> None:
-    if set(manifest.sha256) != {table.name for table in TABLES}:
-        raise LocalError("backup", "the backup and this version have different tables")
-    for name, expected in manifest.sha256.items():
+    with archive:
         try:
-            with archive.open(_entry(name)) as entry:
-                found = hashlib.file_digest(entry, "sha256")  # type: ignore[arg-type]
-        except (KeyError, OSError, zipfile.BadZipFile) as error:
-            raise LocalError("backup", f"table {name} of the backup is damaged: {error}") from error
-        if found.hexdigest() != expected:
-            raise LocalError("backup", f"table {name} of the backup is damaged: checksum mismatch")
+            manifest = Manifest.model_validate_json(archive.read(MANIFEST))
+        except (KeyError, ValueError, zipfile.BadZipFile) as error:
+            raise LocalError("backup", "the file is not a Kith backup, or of another version") from error
+        if set(manifest.rows) != {table.name for table in TABLES}:
+            raise LocalError("backup", "the backup and this version have different tables")
+        yield archive, manifest
+
+
+def _rows(archive: zipfile.ZipFile, manifest: Manifest, table: sa.Table) -> Iterator[list[Any]]:
+    """Raises backup: they are damaged, which the zip's checksum tells."""
+    try:
+        with archive.open(_entry(table)) as entry:
+            yield from read_rows(entry, table, manifest.rows[table.name])
+    except (KeyError, OSError, zipfile.BadZipFile) as error:
+        raise LocalError("backup", f"table {table.name} of the backup is damaged: {error}") from error
 
 
 def _check_keys(archive: zipfile.ZipFile, manifest: Manifest, master: MasterKeys) -> None:
     try:
         for key_id in manifest.master_keys:
             master.of(key_id)
-        with archive.open(_entry(secrets.name)) as entry:
-            for row in read_rows(entry, secrets, manifest.rows[secrets.name]):
-                secret = dict(zip(secrets.columns.keys(), row, strict=True))
-                master.unwrap(secret["wrapped"], secret["name"], secret["master_key"])
+        for row in _rows(archive, manifest, secrets):
+            secret = dict(zip(secrets.columns.keys(), row, strict=True))
+            master.unwrap(secret["wrapped"], secret["name"], secret["master_key"])
     except MasterKeyError as error:
         raise LocalError("backup", f"cannot decrypt the backup: {error.detail}") from error
 
 
-def _entry(table: str) -> str:
-    return f"{table}.ndjson.zst"
-
-
-class _HashingFile:
-    """File that computes a checksum of the written bytes."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.sum = hashlib.sha256()
-
-    def write(self, piece: bytes, /) -> int:
-        self.sum.update(piece)
-        return self._file.write(piece)
+def _entry(table: sa.Table) -> str:
+    return f"{table.name}.ndjson.zst"

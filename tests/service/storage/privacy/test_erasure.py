@@ -14,12 +14,7 @@ import sqlalchemy as sa
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.core.errors import (
-    GalleryNotFoundError,
-    StorageError,
-    SubjectErasedError,
-    SubjectNotFoundError,
-)
+from service.core.errors import GalleryNotFoundError, StorageError, SubjectErasedError, SubjectNotFoundError
 from service.domain.gallery import (
     Crop,
     Gallery,

@@ -16,10 +16,7 @@ from kith.wire.common import TemplateKind
 from kith.wire.fields import MAX_DECOYS
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.core.errors import (
-    InvalidRequestError,
-    SubjectNotFoundError,
-)
+from service.core.errors import InvalidRequestError, SubjectNotFoundError
 from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db import tables
