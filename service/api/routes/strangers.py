@@ -16,6 +16,7 @@ from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cur
 from service.api.routes.erasures import to_deleted_out, to_receipt_out
 from service.api.routes.subjects import to_subject_out
 from service.domain.strangers import Stranger
+from service.storage.privacy.subject_access import everything_about_stranger
 
 routes = router("/v1/galleries/{gallery}/strangers", "strangers")
 
@@ -81,9 +82,9 @@ async def merge_stranger(
 
 
 @routes.get("/{stranger}/export", dependencies=[ADMIN], response_model=dict[str, Any])
-async def export_stranger(gallery: GalleryPath, stranger: ObjectId, backend: BackendDep) -> dict[str, Any]:
+async def export_stranger(gallery: GalleryDep, stranger: StrangerPath, backend: BackendDep) -> dict[str, Any]:
     """Export all data about a stranger: stored data with embeddings and crops, events, and audit entries."""
-    return await backend.run_on_gallery(gallery, backend.store.strangers.export, stranger)
+    return await backend.threads.run(everything_about_stranger, backend.store.database, gallery, stranger)
 
 
 def _stranger(stranger: Stranger) -> StrangerOut:

@@ -19,6 +19,12 @@ from typing import Final
 from sqlalchemy.engine import Connection
 
 _LINE: Final = "INSERT INTO changes (gallery_pk, template_pk, subject_pk)"
+# The index reads both subjects again.
+_MOVED: Final = (
+    f"{_LINE} VALUES (old.gallery_pk, old.pk, old.subject_pk), (new.gallery_pk, new.pk, new.subject_pk); "
+    "UPDATE galleries SET template_count = template_count + CASE pk WHEN new.gallery_pk THEN 1 ELSE -1 END "
+    "WHERE pk IN (old.gallery_pk, new.gallery_pk) AND old.gallery_pk <> new.gallery_pk;"
+)
 SQLITE: Final = {
     "subjects_added": "AFTER INSERT ON subjects BEGIN "
     "UPDATE galleries SET subject_count = subject_count + (new.owner_pk IS NULL), "
@@ -36,9 +42,7 @@ SQLITE: Final = {
     "UPDATE galleries SET template_count = template_count - 1 WHERE pk = old.gallery_pk; "
     f"{_LINE} SELECT pk, old.pk, old.subject_pk FROM galleries WHERE pk = old.gallery_pk; "
     "DELETE FROM idempotency WHERE subject_pk = old.subject_pk; END",
-    # The index reads both subjects again.
-    "templates_moved": "AFTER UPDATE OF subject_pk ON templates BEGIN "
-    f"{_LINE} VALUES (old.gallery_pk, old.pk, old.subject_pk), (new.gallery_pk, new.pk, new.subject_pk); END",
+    "templates_moved": f"AFTER UPDATE OF subject_pk ON templates BEGIN {_MOVED} END",
 }
 """Triggers of SQLite, by name, for each row."""
 RESTORING: Final = "kith.restoring_rows"
@@ -76,9 +80,7 @@ POSTGRESQL: Final = [
     "RETURN NULL; END $$",
     "CREATE TRIGGER vectors_added AFTER INSERT ON vectors REFERENCING NEW TABLE AS changed FOR EACH STATEMENT "
     f"WHEN (current_setting('{RESTORING}', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION vectors_added()",
-    "CREATE FUNCTION templates_moved() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-    f"{_LINE} VALUES (old.gallery_pk, old.pk, old.subject_pk), (new.gallery_pk, new.pk, new.subject_pk); "
-    "RETURN NULL; END $$",
+    f"CREATE FUNCTION templates_moved() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {_MOVED} RETURN NULL; END $$",
     "CREATE TRIGGER templates_moved AFTER UPDATE OF subject_pk ON templates "
     "FOR EACH ROW EXECUTE FUNCTION templates_moved()",
 ]

@@ -1,4 +1,4 @@
-"""Export of all data about one subject: stored rows and audit lines."""
+"""Export of all data about one subject or stranger: stored rows and audit lines."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ from service.storage.db.tables import (
     vectors,
 )
 from service.storage.repositories.erasures import receipts
+from service.storage.repositories.strangers import read_stranger
 
 FORMAT: Final = 1
 ELSEWHERE: Final = (
@@ -47,6 +48,7 @@ ELSEWHERE: Final = (
     "links between those keys. Backups hold this data as of their creation. Archives of unfinished jobs are stored "
     "encrypted in the spool; the subjects in them are unknown until the job reads them."
 )
+LINE: Final = ("number", "at", "event", "outcome", "actor", "request_id", "details", "hash")
 Parts = dict[str, list[dict[str, Any]]]
 
 
@@ -79,6 +81,24 @@ def everything_about(database: Database, gallery: Gallery, subject_id: str) -> d
     }
 
 
+def everything_about_stranger(database: Database, gallery: Gallery, stranger_id: str) -> dict[str, Any]:
+    """As :func:`everything_about`, of a stranger. Raises stranger_not_found, StorageError."""
+    with database.read() as connection:
+        read_stranger(connection, gallery, stranger_id)
+    record_entries(database, [Entry.about(gallery, "stranger_exported", stranger=stranger_id)])
+    with database.read() as connection:
+        stranger = read_stranger(connection, gallery, stranger_id)
+        photos = _templates(connection, gallery, stranger.pk)
+        return {
+            "kind": "kith-stranger",
+            "gallery": gallery.name,
+            **stranger.sighting(),
+            "templates": [{"embedding": one.pop("embeddings")[0]["embedding"], **one} for one in photos],
+            "events": _events(connection, gallery, stranger.pk),
+            "audit": _lines(connection, gallery, stranger_id),
+        }
+
+
 def _read(connection: Connection, gallery: Gallery, lookup: str) -> tuple[dict[str, Any] | None, Parts]:
     """Return the subject, None if it is not enrolled, and lists of what is stored of it by kind."""
     seal, here = gallery.seal, gallery.pk
@@ -87,16 +107,12 @@ def _read(connection: Connection, gallery: Gallery, lookup: str) -> tuple[dict[s
     ).first()
     subject_pk = None if row is None else row.pk
     answers = sa.select(idempotency).where(idempotency.c.subject_pk == subject_pk).order_by(idempotency.c.created_at)
-    sent = sa.select(events.c.sealed).where(events.c.subject_pk == subject_pk).order_by(events.c.pk)
     items: sa.Select[Any] = (
         sa.select(job_items.c.sealed, job_items.c.at, jobs.c.id.label("job"), jobs.c.kind)
         .join(jobs, jobs.c.pk == job_items.c.job_pk)
         .where(job_items.c.subject == lookup, jobs.c.gallery_pk == here)
         .order_by(job_items.c.pk)
     )
-    named = (audit.c.subject == lookup) | sa.cast(audit.c.details, sa.Text).contains(lookup)  # or among others
-    lines = sa.select(audit).where(audit.c.gallery_pk == here, named).order_by(audit.c.number)
-    line_names = ("number", "at", "event", "outcome", "actor", "request_id", "details", "hash")
     parts: Parts = {
         "templates": _templates(connection, gallery, subject_pk),
         "decoys": [] if row is None else _decoys(connection, gallery, row.pk),
@@ -109,15 +125,27 @@ def _read(connection: Connection, gallery: Gallery, lookup: str) -> tuple[dict[s
         "job_items": [
             _plain(each, "job", "kind", "at") | seal.open_json(each.sealed, ITEM) for each in connection.execute(items)
         ],
-        "events": [seal.open_json(sealed, EVENT) for sealed in connection.execute(sent).scalars()],
+        "events": _events(connection, gallery, subject_pk),
         "receipts": [each.document() for each in receipts(connection, gallery, lookup)],
-        "audit": [_plain(each, *line_names) for each in connection.execute(lines)],
+        "audit": _lines(connection, gallery, lookup),
     }
     if row is None:
         return None, parts
     borne = sa.select(labels.c.label).where(labels.c.subject_pk == row.pk).order_by(labels.c.label)
     subject = vars(open_subject(seal, row.sealed)) | _plain(row, "created_at", "updated_at")
     return subject | {"labels": list(connection.execute(borne).scalars())}, parts
+
+
+def _events(connection: Connection, gallery: Gallery, subject_pk: int | None) -> list[dict[str, Any]]:
+    sent = sa.select(events.c.sealed).where(events.c.subject_pk == subject_pk).order_by(events.c.pk)
+    return [gallery.seal.open_json(sealed, EVENT) for sealed in connection.execute(sent).scalars()]
+
+
+def _lines(connection: Connection, gallery: Gallery, name: str) -> list[dict[str, Any]]:
+    """Return the audit lines about a subject or stranger, also among others."""
+    named = (audit.c.subject == name) | sa.cast(audit.c.details, sa.Text).contains(name)
+    lines = sa.select(audit).where(audit.c.gallery_pk == gallery.pk, named).order_by(audit.c.number)
+    return [_plain(line, *LINE) for line in connection.execute(lines)]
 
 
 def _templates(connection: Connection, gallery: Gallery, subject_pk: int | None) -> list[dict[str, Any]]:

@@ -38,13 +38,10 @@ from service.domain.albums import (
 from service.domain.gallery import Gallery, Item, NewTemplate
 from service.security.sealing import Seal
 from service.storage.audit.log import Entry, append, note
-from service.storage.db.engine import Database
 from service.storage.db.row_sealing import ALBUM_FACE, ALBUM_PHOTO, open_crop, open_subject, seal_crop
 from service.storage.db.tables import album_faces, albums, galleries, jobs, subjects
-from service.storage.repositories import erasures
-from service.storage.repositories.erasures import Receipt, delete_albums, record_erasure
+from service.storage.repositories.erasures import ErasingStore, Receipt, delete_albums
 from service.storage.repositories.jobs import FINISHED, Beginning, ItemOutcome, Job, own_row, record_in
-from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.subjects import name_subject, read_subject
 from service.storage.repositories.templates import admit, owners_of_others
 
@@ -63,12 +60,8 @@ READ_AT_ONCE: Final = 500
 _CONFLICT: Final = StorageError("a constraint of the albums was violated")
 
 
-class AlbumStore:
+class AlbumStore(ErasingStore):
     """Albums in SQL. Every method is one transaction and blocks."""
-
-    def __init__(self, database: Database, cache: ReadCache) -> None:
-        self._database = database
-        self._cache = cache
 
     # For the job that makes an album
 
@@ -312,17 +305,7 @@ class AlbumStore:
 
         Raises album_not_found.
         """
-        with self._database.change(gallery) as connection:
-            removed = delete_albums(connection, (albums.c.gallery_pk == gallery.pk) & (albums.c.id == album_id))
-            if removed["albums"]:
-                vault = self._database.vault
-                receipt = record_erasure(vault, connection, gallery, "album", removed, object_id=album_id)
-            else:
-                earlier = erasures.last_receipt(connection, gallery, "album", album_id)
-                if earlier is None:
-                    raise _missing(gallery, album_id)
-                receipt = earlier
-        return erasures.with_log_emptied(self._database, receipt)
+        return self._erase(gallery, "album", album_id, lambda *_: _missing(gallery, album_id))
 
     def delete_ungrouped(self, album_id: str) -> int:
         """Delete an album whose job ended without groups. Return whether it was one, as a number."""

@@ -12,26 +12,21 @@ from sqlalchemy.engine import Connection
 
 from kith.wire.fields import MAX_DECOYS
 from models.runtime.network import Float
-from service.core.errors import LimitReachedError, NotFoundError, RefusedError
+from service.core.errors import KithError, LimitReachedError, NotFoundError, RefusedError
 from service.domain.gallery import Decoy, Gallery, Item, NewTemplate, Subject
-from service.storage.audit.log import pseudonym
-from service.storage.db.engine import Database
-from service.storage.db.tables import IS_PERSON, subjects, templates, vectors
+from service.storage.db.tables import subjects, templates, vectors
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import read_snapshot
-from service.storage.repositories.erasures import Receipt
-from service.storage.repositories.subjects import find_subject_pk, read_subject
+from service.storage.repositories.erasures import ErasingStore, Receipt
+from service.storage.repositories.subjects import read_subject
 from service.storage.repositories.templates import admit
 
 MAX_SIMILARITY: Final = 0.99
 """A face more similar to a stored one is redundant: the next frame of a video, or the same photo."""
 
 
-class DecoyStore:
+class DecoyStore(ErasingStore):
     """Decoys in SQL. Every method is one transaction and blocks."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def add(self, gallery: Gallery, subject_id: str, template: NewTemplate) -> tuple[Decoy, bool]:
         """Store a decoy, or return the one that has the same picture, and whether it is new.
@@ -71,19 +66,12 @@ class DecoyStore:
 
         Raises SubjectNotFoundError, decoy_not_found.
         """
-        with self._database.change(gallery) as connection:
-            subject_pk = find_subject_pk(connection, gallery, subject_id)
-            own = (subjects.c.owner_pk == subject_pk) & (subjects.c.lookup == decoy_id) & ~IS_PERSON
-            vault, receipt = self._database.vault, None
-            if connection.execute(sa.select(subjects.c.pk).where(own)).first() is not None:
-                receipt = erasures.erase(vault, connection, gallery, "decoy", decoy_id, subject_id)
-            receipt = receipt or erasures.last_receipt(
-                connection, gallery, "decoy", pseudonym(gallery, subject_id), decoy_id
-            )
-            if receipt is None:
-                read_subject(connection, gallery, subject_id)
-                raise NotFoundError("decoy", f"there is no decoy {decoy_id!r} of subject {subject_id!r}")
-        return erasures.with_log_emptied(self._database, receipt)
+
+        def missing(connection: Connection, _: Receipt | None) -> KithError:
+            read_subject(connection, gallery, subject_id)
+            return NotFoundError("decoy", f"there is no decoy {decoy_id!r} of subject {subject_id!r}")
+
+        return self._erase(gallery, "decoy", decoy_id, missing, subject_id)
 
     def vectors(self, gallery: Gallery, subject_id: str) -> Float:
         """Return the (n, d) vectors of a subject's decoys; n may be 0. Raises SubjectNotFoundError."""

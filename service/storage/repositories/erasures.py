@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 
 from kith.wire.common import ErasedKind
 from kith.wire.fields import rfc3339
-from service.core.errors import MasterKeyError, SubjectErasedError
+from service.core.errors import KithError, MasterKeyError, SubjectErasedError
 from service.domain.gallery import Gallery
 from service.security.sealing import Seal
 from service.storage.audit.log import note
@@ -38,6 +38,7 @@ from service.storage.db.tables import (
     templates,
 )
 from service.storage.repositories.gallery_rows import strangers_of
+from service.storage.repositories.read_cache import ReadCache
 
 MOVED: Final = "moved"
 EVENTS: Final[dict[ErasedKind, str]] = {
@@ -127,6 +128,34 @@ def with_log_emptied(database: Database, receipt: Receipt) -> Receipt:
     return replace(receipt, log_emptied=database.truncate_wal())
 
 
+class ErasingStore:
+    """Store of objects that can be erased, and the cache of what was read of them."""
+
+    def __init__(self, database: Database, cache: ReadCache) -> None:
+        self._database = database
+        self._cache = cache
+
+    def _erase(
+        self,
+        gallery: Gallery,
+        kind: ErasedKind,
+        object_id: str,
+        missing: Callable[[Connection, Receipt | None], KithError],
+        subject_id: str | None = None,
+    ) -> Receipt:
+        """Erase an object as :func:`erase`. A repeated erasure returns the first receipt.
+
+        ``missing``: returns the error of what was never erased, or was merged or promoted, with that receipt.
+        """
+        with self._database.change(gallery) as connection:
+            receipt = erase(self._database.vault, connection, gallery, kind, object_id, subject_id)
+            receipt = receipt or last_receipt(connection, gallery, kind, object_id, subject_id)
+            if receipt is None or receipt.kind == MOVED:
+                raise missing(connection, receipt)
+        self._cache.evict(gallery.name)
+        return with_log_emptied(self._database, receipt)
+
+
 # Erasure, within a transaction of Database.change
 
 
@@ -149,9 +178,15 @@ def erase(
     """
     name = subject_lookup(gallery.seal, object_id) if kind == "subject" else object_id
     chosen = named(gallery.pk, kind, name)
+    if subject_id is not None:
+        owner = named(gallery.pk, "subject", subject_lookup(gallery.seal, subject_id))
+        pk = connection.execute(sa.select(subjects.c.pk).where(owner)).scalar()
+        chosen &= (templates.c.subject_pk if kind == "template" else subjects.c.owner_pk) == pk
     removed = counted(connection, kind, chosen)
     if not removed:
         return None
+    if kind == "album":
+        delete_albums(connection, chosen)  # before the audit's lock, in the order of jobs that store faces
     if kind == "subject":
         # In an older backup, a template that was moved to it belongs to another subject.
         moved = sa.select(templates.c.id).where(templates.c.subject_pk.in_(sa.select(subjects.c.pk).where(chosen)))
@@ -253,13 +288,12 @@ def insert_receipt(connection: Connection, receipt: Receipt, key: str) -> None:
 
 
 def last_receipt(
-    connection: Connection, gallery: Gallery, kind: ErasedKind, name: str, part: str | None = None
+    connection: Connection, gallery: Gallery, kind: ErasedKind, object_id: str, subject_id: str | None = None
 ) -> Receipt | None:
-    """Return the latest receipt of an erasure or move.
-
-    ``name``: keyed hash of a subject, or id of a stranger or album. ``part``: id of the subject's template or decoy.
-    """
-    found = receipts(connection, gallery, name)
+    """Return the latest receipt of an erasure or move. Ids as of :func:`erase`."""
+    subject, part = (object_id, None) if subject_id is None else (subject_id, object_id)
+    is_subject = kind == "subject" or subject_id is not None
+    found = receipts(connection, gallery, subject_lookup(gallery.seal, subject) if is_subject else subject)
     return next((one for one in found if one.kind in (kind, MOVED) and one.template == part), None)
 
 

@@ -15,13 +15,12 @@ from kith.wire.common import ErasedKind
 from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError
 from service.domain.gallery import Gallery, GalleryCounts, GallerySettings
 from service.storage.audit.log import note
-from service.storage.db.engine import Database, new_version
+from service.storage.db.engine import new_version
 from service.storage.db.tables import galleries, generations
 from service.storage.events.outbox import read_webhooks
 from service.storage.repositories import erasures
-from service.storage.repositories.erasures import Receipt
+from service.storage.repositories.erasures import ErasingStore, Receipt
 from service.storage.repositories.gallery_rows import VISIBLE, gallery_of, gallery_rows, update_gallery, webhooks_state
-from service.storage.repositories.read_cache import ReadCache
 
 log = logging.getLogger(__name__)
 OF_GALLERY: Final[tuple[ErasedKind, ...]] = ("decoy", "stranger")
@@ -33,12 +32,8 @@ VERSION: Final = sa.select(galleries.c.pk, galleries.c.version, webhooks_state()
 )
 
 
-class GalleryStore:
+class GalleryStore(ErasingStore):
     """Galleries in SQL. Every method is one transaction and blocks, except :meth:`get_cached`."""
-
-    def __init__(self, database: Database, cache: ReadCache) -> None:
-        self._database = database
-        self._cache = cache
 
     def sizes(self, limit: int) -> GalleryCounts:
         """Return the total sizes, and the sizes of the ``limit`` oldest galleries. Reads every gallery's row."""

@@ -28,7 +28,7 @@ class Store:
         self.subjects = SubjectStore(database, self.cache)
         self.templates = TemplateStore(database, self.cache)
         self.crops = CropStore(database)
-        self.decoys = DecoyStore(database)
+        self.decoys = DecoyStore(database, self.cache)
         self.albums = AlbumStore(database, self.cache)
         self.strangers = StrangerStore(database, self.cache)
         self.changes = ChangeLog(database)

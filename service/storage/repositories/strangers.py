@@ -6,12 +6,11 @@ stores it, and again if strangers were added or removed in between. Writers hold
 
 from __future__ import annotations
 
-import base64
 import threading
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -19,23 +18,27 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from kith.wire.fields import rfc3339
 from models.runtime.network import Float
 from service.core.errors import GalleryMovedError, InvalidRequestError, NotFoundError, StorageError
 from service.domain.events import Event
 from service.domain.gallery import Crop, Gallery, GallerySettings, Hit, Item, NewTemplate, Person
 from service.domain.strangers import MAX_STRANGERS, MAX_TEMPLATES, Nearest, Recalled, Stranger
-from service.storage.audit.log import Entry, note, pseudonym, record_entries
+from service.storage.audit.log import note, pseudonym
 from service.storage.db.engine import Database, deleted_meanwhile
-from service.storage.db.row_sealing import EVENT, open_crop
-from service.storage.db.tables import audit, crops, events, galleries, last_change, subjects, templates, vectors
+from service.storage.db.tables import galleries, last_change, subjects, templates
 from service.storage.events.outbox import publish
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import read_snapshot
-from service.storage.repositories.erasures import Receipt, delete_strangers, record_erasure
+from service.storage.repositories.erasures import ErasingStore, Receipt, delete_strangers, record_erasure
 from service.storage.repositories.gallery_rows import gallery_value, is_embedded, read_companion, strangers_of
 from service.storage.repositories.read_cache import ReadCache
-from service.storage.repositories.subjects import MergeResult, insert_subjects, name_subject, read_subject
+from service.storage.repositories.subjects import (
+    MergeResult,
+    insert_subjects,
+    move_belongings,
+    name_subject,
+    read_subject,
+)
 from service.storage.repositories.templates import admit, insert_templates
 
 PROMOTED: Final = "stranger_promoted"
@@ -61,12 +64,11 @@ class Sighting:
     photo: int | None = None
 
 
-class StrangerStore:
+class StrangerStore(ErasingStore):
     """Remembered strangers in SQL, of the gallery's current recognizer. Every method blocks."""
 
     def __init__(self, database: Database, cache: ReadCache) -> None:
-        self._database = database
-        self._cache = cache
+        super().__init__(database, cache)
         self._turns = defaultdict[int, threading.Lock](threading.Lock)
         """Of the threads that store faces, by gallery: else they would change the strangers under each other."""
 
@@ -194,18 +196,7 @@ class StrangerStore:
     def get(self, gallery: Gallery, stranger_id: str) -> Stranger:
         """Raises stranger_not_found."""
         with self._database.read() as connection:
-            return _read(connection, gallery, stranger_id)
-
-    def export(self, gallery: Gallery, stranger_id: str) -> dict[str, Any]:
-        """Return everything stored about a stranger as JSON: times, templates with vectors, events, audit lines.
-
-        Raises stranger_not_found.
-        """
-        self.get(gallery, stranger_id)
-        record_entries(self._database, [Entry.about(gallery, "stranger_exported", stranger=stranger_id)])
-        with self._database.read() as connection:
-            stranger = _read(connection, gallery, stranger_id)
-            return _document(connection, gallery, stranger, _templates(connection, gallery, stranger.pk))
+            return read_stranger(connection, gallery, stranger_id)
 
     def promote(
         self, gallery: Gallery, stranger_id: str, subject_id: str, name: str | None, now: datetime
@@ -219,20 +210,23 @@ class StrangerStore:
             SubjectErasedError: the subject was erased since ``gallery`` was read.
         """
         with self._database.change(gallery) as connection:
-            stranger = _read(connection, gallery, stranger_id)
-            moving = _templates(connection, gallery, stranger.pk)
-            new = [Item(subject_id, replace(each, created_at=None)) for each in moving]
-            admit(self._database.vault, connection, gallery, new).require_all()
+            stranger = read_stranger(connection, gallery, stranger_id)
+            vault = self._database.vault
+            admit(vault, connection, gallery, [Item(subject_id)]).require_all()
             subject = read_subject(connection, gallery, subject_id)
             if name is not None and subject.name is None:
                 name_subject(connection, gallery, subject, name)
-            # An erasure of the subject must delete them.
-            _move_events(connection, stranger.pk, subject.pk)
+            owned = templates.update().where(templates.c.subject_pk == stranger.pk)
+            connection.execute(owned.values(gallery_pk=gallery.pk, subject_pk=subject.pk, created_at=now))
+            move_belongings(connection, stranger.pk, subject.pk)
+            count = stranger.template_count
+            enrolled = Event("enrollment", {"subject": subject_id, "template_count": count}, subject_id)
+            note(vault, connection, "templates_enrolled", gallery, subject_id, published=[enrolled], templates=count)
             into = pseudonym(gallery, subject_id)
-            receipt = self._record_move(connection, gallery, stranger, PROMOTED, into, templates=len(new))
+            receipt = self._record_move(connection, gallery, stranger, PROMOTED, into, templates=count)
             subject = read_subject(connection, gallery, subject_id)
         self._cache.evict(gallery.name)
-        return MergeResult(subject, len(new), erasures.with_log_emptied(self._database, receipt))
+        return MergeResult(subject, count, erasures.with_log_emptied(self._database, receipt))
 
     def merge(self, gallery: Gallery, stranger_id: str, into: str) -> tuple[Stranger, Receipt]:
         """Merge a stranger into another one, which keeps the MAX_TEMPLATES templates of the best quality.
@@ -242,16 +236,12 @@ class StrangerStore:
         if stranger_id == into:
             raise InvalidRequestError("into: must be another stranger")
         with self._database.change(gallery) as connection:
-            source, target = (_read(connection, gallery, each) for each in (stranger_id, into))
-            photos = sa.select(templates.c.pk, templates.c.quality).order_by(templates.c.pk)
-            both = [*connection.execute(photos.where(templates.c.subject_pk == target.pk))]
-            both += connection.execute(photos.where(templates.c.subject_pk == source.pk))
+            source, target = (read_stranger(connection, gallery, each) for each in (stranger_id, into))
+            move_belongings(connection, source.pk, target.pk)
+            photos = sa.select(templates.c.pk, templates.c.quality).where(templates.c.subject_pk == target.pk)
+            both = connection.execute(photos.order_by(templates.c.pk)).all()
             ranked = [row.pk for row in sorted(both, key=lambda row: -row.quality.get("score", 0.0))]
-            kept, left = ranked[:MAX_TEMPLATES], ranked[MAX_TEMPLATES:]
-            moving = templates.update().where(templates.c.pk.in_(kept), templates.c.subject_pk == source.pk)
-            connection.execute(moving.values(subject_pk=target.pk))
-            connection.execute(templates.delete().where(templates.c.pk.in_(left)))
-            _move_events(connection, source.pk, target.pk)
+            connection.execute(templates.delete().where(templates.c.pk.in_(ranked[MAX_TEMPLATES:])))
             visits = {
                 "created_at": min(source.first_seen, target.first_seen),
                 "updated_at": max(source.last_seen, target.last_seen),
@@ -259,17 +249,12 @@ class StrangerStore:
             }
             connection.execute(subjects.update().where(subjects.c.pk == target.pk).values(**visits))
             receipt = self._record_move(connection, gallery, source, MERGED, into)
-            merged = _read(connection, gallery, into)
+            merged = read_stranger(connection, gallery, into)
         return merged, erasures.with_log_emptied(self._database, receipt)
 
     def forget(self, gallery: Gallery, stranger_id: str) -> Receipt:
         """Erase a stranger. A repeated erasure returns the first receipt. Raises as :meth:`promote`."""
-        with self._database.change(gallery) as connection:
-            receipt = erasures.erase(self._database.vault, connection, gallery, "stranger", stranger_id)
-            receipt = receipt or erasures.last_receipt(connection, gallery, "stranger", stranger_id)
-            if receipt is None or receipt.kind == erasures.MOVED:
-                raise _not_found(gallery, stranger_id, receipt)
-        return erasures.with_log_emptied(self._database, receipt)
+        return self._erase(gallery, "stranger", stranger_id, lambda _, moved: _not_found(gallery, stranger_id, moved))
 
     def forget_all(self, gallery: Gallery) -> Receipt:
         """Erase all strangers of a gallery, of any recognizer."""
@@ -283,6 +268,7 @@ class StrangerStore:
     ) -> Receipt:
         """Delete a stranger whose data another one has since, and return the receipt."""
         removed = delete_strangers(connection, gallery, subjects.c.pk == stranger.pk)
+        removed += Counter(stranger_templates=counts.get("templates", 0))
         details: dict[str, Any] = {"object_id": stranger.id, "moved_to": into, "into": into, **counts}
         vault = self._database.vault
         return record_erasure(vault, connection, gallery, erasures.MOVED, removed, event=event, **details)
@@ -324,10 +310,6 @@ def _template(sighting: Sighting, now: datetime) -> NewTemplate:
     return NewTemplate(uuid.uuid4().hex, sighting.vector, "photo", sighting.quality, score, crop, None, now)
 
 
-def _move_events(connection: Connection, source_pk: int, target_pk: int) -> None:
-    connection.execute(events.update().where(events.c.subject_pk == source_pk).values(subject_pk=target_pk))
-
-
 def _rows(gallery: Gallery) -> sa.Select[Any]:
     return STRANGERS.where(strangers_of(gallery.pk), is_embedded(gallery.generation))
 
@@ -336,7 +318,8 @@ def _stranger_of(row: sa.Row[Any]) -> Stranger:
     return Stranger(row.pk, row.lookup, row.created_at, row.updated_at, row.seen_count, row.template_count)
 
 
-def _read(connection: Connection, gallery: Gallery, stranger_id: str) -> Stranger:
+def read_stranger(connection: Connection, gallery: Gallery, stranger_id: str) -> Stranger:
+    """Raises stranger_not_found."""
     row = connection.execute(_rows(gallery).where(subjects.c.lookup == stranger_id)).first()
     if row is None:
         raise _not_found(gallery, stranger_id, erasures.last_receipt(connection, gallery, "stranger", stranger_id))
@@ -346,51 +329,6 @@ def _read(connection: Connection, gallery: Gallery, stranger_id: str) -> Strange
 def _not_found(gallery: Gallery, stranger_id: str, erased: Receipt | None) -> NotFoundError:
     details: dict[str, Any] = {} if erased is None else {"receipt": erased.document()}
     return NotFoundError("stranger", f"gallery {gallery.name!r} remembers no stranger {stranger_id!r}", **details)
-
-
-def _templates(connection: Connection, gallery: Gallery, stranger_pk: int) -> list[NewTemplate]:
-    query = (
-        sa.select(templates, vectors.c.vector, crops.c.sealed)
-        .join(vectors, vectors.c.template_pk == templates.c.pk)
-        .outerjoin(crops, crops.c.template_pk == templates.c.pk)
-        .where(templates.c.subject_pk == stranger_pk, vectors.c.generation == gallery.generation)
-        .order_by(templates.c.pk)
-    )
-    found, seal = connection.execute(query).all(), gallery.seal
-    opened = seal.open_vectors([row.vector for row in found], gallery.generation, gallery.dimension)
-    images = [None if row.sealed is None else open_crop(seal, row.sealed) for row in found]
-    return [
-        NewTemplate(row.id, vector, row.kind, row.quality, row.detection_score, crop, None, row.created_at)
-        for row, vector, crop in zip(found, opened, images, strict=True)
-    ]
-
-
-def _document(
-    connection: Connection, gallery: Gallery, stranger: Stranger, photos: Sequence[NewTemplate]
-) -> dict[str, Any]:
-    own = sa.select(events.c.sealed).where(events.c.subject_pk == stranger.pk).order_by(events.c.pk)
-    named = (audit.c.gallery_pk == gallery.pk) & sa.cast(audit.c.details, sa.Text).contains(stranger.id)
-    lines = connection.execute(sa.select(audit).where(named).order_by(audit.c.number))
-    return {
-        "kind": "kith-stranger",
-        "gallery": gallery.name,
-        **stranger.sighting(),
-        "templates": [
-            {
-                "quality": one.quality,
-                "detection_score": one.detection_score,
-                "created_at": None if one.created_at is None else rfc3339(one.created_at),
-                "embedding": one.vector.tolist(),
-                "crop": one.crop
-                and {"image": base64.b64encode(one.crop.image).decode(), "landmarks": one.crop.landmarks_xy},
-            }
-            for one in photos
-        ],
-        "events": [gallery.seal.open_json(each, EVENT) for each in connection.execute(own).scalars()],
-        "audit": [
-            {"number": line.number, "at": rfc3339(line.at), "event": line.event, "actor": line.actor} for line in lines
-        ],
-    }
 
 
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.

@@ -19,12 +19,10 @@ from service.domain.person_search import matches
 from service.security.sealing import Seal
 from service.storage.audit.log import note, pseudonym
 from service.storage.db import bulk_rows
-from service.storage.db.engine import Database
 from service.storage.db.row_sealing import SubjectRecord, labels_of, open_subject, seal_subject, subject_lookup
 from service.storage.db.tables import IS_PERSON, album_faces, events, labels, subjects, templates
 from service.storage.repositories import erasures
-from service.storage.repositories.erasures import Receipt
-from service.storage.repositories.read_cache import ReadCache
+from service.storage.repositories.erasures import ErasingStore, Receipt
 
 MERGED_EVENT: Final = "subject_merged"
 MAX_OPENED: Final = 10_000
@@ -43,12 +41,8 @@ class MergeResult:
     receipt: Receipt
 
 
-class SubjectStore:
+class SubjectStore(ErasingStore):
     """Subjects in SQL. Every method is one transaction and blocks, except :meth:`cached_names`."""
-
-    def __init__(self, database: Database, cache: ReadCache) -> None:
-        self._database = database
-        self._cache = cache
 
     def put(
         self,
@@ -159,12 +153,7 @@ class SubjectStore:
 
         Raises SubjectNotFoundError if it was never erased, or merged into another one (with that receipt).
         """
-        with self._database.change(gallery) as connection:
-            receipt = erasures.erase(self._database.vault, connection, gallery, "subject", subject_id)
-            if receipt is None:
-                receipt = _earlier_erasure(connection, gallery, subject_id)
-        self._cache.evict(gallery.name)
-        return erasures.with_log_emptied(self._database, receipt)
+        return self._erase(gallery, "subject", subject_id, lambda _, moved: _not_found(gallery, subject_id, moved))
 
     def delete_many(self, gallery: Gallery, subject_ids: Sequence[str]) -> int:
         """Erase subjects, all or nothing, each with its receipt; return how many existed or were named in an album."""
@@ -201,13 +190,8 @@ class SubjectStore:
                 erasures.refuse_erased(connection, gallery, each)
             before = _record_of(target)
             about = merged_record(before, _record_of(source))
-            owned = templates.c.subject_pk == source.pk
-            count = connection.execute(
-                templates.update().where(owned).values(subject_pk=target.pk, moved=True)
-            ).rowcount
-            _move_outsiders(connection, source.pk, target.pk)
-            for table in (album_faces, events):
-                connection.execute(table.update().where(table.c.subject_pk == source.pk).values(subject_pk=target.pk))
+            count = move_belongings(connection, source.pk, target.pk)
+            _refuse_many_decoys(connection, target.pk)
             changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
             if changed:
                 _update(connection, gallery, target.pk, about)
@@ -290,9 +274,16 @@ def merged_record(target: SubjectRecord, source: SubjectRecord) -> SubjectRecord
     return SubjectRecord(target.id, target.name if target.name is not None else source.name, metadata, tags)
 
 
-def _move_outsiders(connection: Connection, source_pk: int, target_pk: int) -> None:
-    """Raises InvalidRequestError if the target would have more than MAX_DECOYS."""
-    connection.execute(subjects.update().where(subjects.c.owner_pk == source_pk).values(owner_pk=target_pk))
+def move_belongings(connection: Connection, source_pk: int, target_pk: int) -> int:
+    """Move all that hangs on a subject to another one; return the number of its templates."""
+    for owner in (subjects.c.owner_pk, album_faces.c.subject_pk, events.c.subject_pk):
+        connection.execute(owner.table.update().where(owner == source_pk).values({owner: target_pk}))
+    moving = templates.update().where(templates.c.subject_pk == source_pk)
+    return connection.execute(moving.values(subject_pk=target_pk, moved=True)).rowcount
+
+
+def _refuse_many_decoys(connection: Connection, target_pk: int) -> None:
+    """Raises InvalidRequestError if a merged subject would have more than MAX_DECOYS."""
     owned = sa.select(sa.func.count()).where(subjects.c.owner_pk == target_pk)
     if (count := connection.execute(owned).scalar_one()) > MAX_DECOYS:
         raise InvalidRequestError(
@@ -301,18 +292,10 @@ def _move_outsiders(connection: Connection, source_pk: int, target_pk: int) -> N
 
 
 def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> MergeResult:
-    receipt = erasures.last_receipt(connection, gallery, "subject", pseudonym(gallery, subject_id))
+    receipt = erasures.last_receipt(connection, gallery, "subject", subject_id)
     if receipt is None or receipt.kind != erasures.MOVED or receipt.moved_to != pseudonym(gallery, into):
         raise _not_found(gallery, subject_id, receipt)
     return MergeResult(read_subject(connection, gallery, into), receipt.removed.get("templates", 0), receipt)
-
-
-def _earlier_erasure(connection: Connection, gallery: Gallery, subject_id: str) -> Receipt:
-    receipt = erasures.last_receipt(connection, gallery, "subject", pseudonym(gallery, subject_id))
-    # The data of a merged subject live on under the other one.
-    if receipt is None or receipt.kind == erasures.MOVED:
-        raise _not_found(gallery, subject_id, receipt)
-    return receipt
 
 
 def _has_id(gallery: Gallery, subject_id: str) -> sa.ColumnElement[bool]:

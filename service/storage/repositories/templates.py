@@ -12,17 +12,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from models.runtime.network import Float
-from service.core.errors import (
-    KithError,
-    NotFoundError,
-    RefusedError,
-)
+from service.core.errors import KithError, NotFoundError, RefusedError
 from service.domain.events import Event
 from service.domain.gallery import Crop, Gallery, IdempotentResponse, Item, NewTemplate, Person, Subject, Template
 from service.domain.gallery_items import vector_bytes
 from service.storage.audit.log import note, pseudonym
 from service.storage.db import bulk_rows
-from service.storage.db.engine import Database, write_json
+from service.storage.db.engine import write_json
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import (
     ANSWER,
@@ -36,8 +32,7 @@ from service.storage.db.row_sealing import (
 from service.storage.db.tables import IS_PERSON, crops, idempotency, subjects, templates, vectors
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import read_snapshot
-from service.storage.repositories.erasures import Receipt, erased_error, erased_since, erased_templates_since
-from service.storage.repositories.read_cache import ReadCache
+from service.storage.repositories.erasures import ErasingStore, Receipt
 from service.storage.repositories.subjects import find_subject_pk, insert_subjects, read_subject, refuse_existing
 
 TEMPLATE_COLUMNS: Final = (
@@ -57,12 +52,8 @@ class _AnsweredError(Exception):
     """Stored response to the same request. Rolls the transaction back, so that the gallery keeps its version."""
 
 
-class TemplateStore:
+class TemplateStore(ErasingStore):
     """Templates in SQL. Every method is one transaction and blocks."""
-
-    def __init__(self, database: Database, cache: ReadCache) -> None:
-        self._database = database
-        self._cache = cache
 
     def enroll(
         self,
@@ -178,18 +169,11 @@ class TemplateStore:
 
         Raises SubjectNotFoundError, template_not_found.
         """
-        with self._database.change(gallery) as connection:
-            vault, receipt = self._database.vault, None
-            if not existing_ids(connection, gallery, [template_id]):
-                receipt = erasures.last_receipt(
-                    connection, gallery, "template", pseudonym(gallery, subject_id), template_id
-                )
-            if receipt is None:
-                _read_row(connection, read_subject(connection, gallery, subject_id), template_id)
-                receipt = erasures.erase(vault, connection, gallery, "template", template_id, subject_id)
-                assert receipt is not None  # noqa: S101 - the template was just read
-        self._cache.evict(gallery.name)
-        return erasures.with_log_emptied(self._database, receipt)
+
+        def missing(connection: Connection, _: Receipt | None) -> KithError:
+            return _not_found(read_subject(connection, gallery, subject_id), template_id)
+
+        return self._erase(gallery, "template", template_id, missing, subject_id)
 
     def delete_many(self, gallery: Gallery, template_ids: Sequence[str]) -> list[Template]:
         """Erase templates of any subjects, all or nothing, each with its receipt; return those that existed."""
@@ -258,18 +242,20 @@ def admit(
     ids = [item.template.id for item in items if item.template is not None]
     gone, lost = set[str](), set[str]()
     if erasures.is_any_since(connection, gallery):
-        gone = erased_since(connection, gallery.pk, gallery.seal, {item.subject for item in items}, gallery.erased)
-        lost = erased_templates_since(connection, gallery, ids)
+        gone = erasures.erased_since(
+            connection, gallery.pk, gallery.seal, {item.subject for item in items}, gallery.erased
+        )
+        lost = erasures.erased_templates_since(connection, gallery, ids)
     known = _owners_and_vectors(connection, gallery, ids)
     new, refused, present = list[tuple[int, str, NewTemplate]](), dict[int, KithError](), 0
     for row, item in enumerate(items):
         if item.subject in gone:
-            refused[row] = erased_error()
+            refused[row] = erasures.erased_error()
         elif (template := item.template) is None:
             continue
         elif (earlier := known.get(template.id)) is None:
             if template.id in lost:
-                refused[row] = erased_error("template")
+                refused[row] = erasures.erased_error("template")
             else:
                 known[template.id] = item.subject, template.vector
                 new.append((row, item.subject, template))
@@ -419,8 +405,12 @@ def _read_row(connection: Connection, subject: Subject, template_id: str) -> sa.
     own = (templates.c.subject_pk == subject.pk) & (templates.c.id == template_id)
     row = connection.execute(sa.select(templates).where(own)).first()
     if row is None:
-        raise NotFoundError("template", f"there is no template {template_id!r} of subject {subject.id!r}")
+        raise _not_found(subject, template_id)
     return row
+
+
+def _not_found(subject: Subject, template_id: str) -> KithError:
+    return NotFoundError("template", f"there is no template {template_id!r} of subject {subject.id!r}")
 
 
 def _template_of(row: sa.Row[Any], subject_id: str) -> Template:
