@@ -12,6 +12,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from service.core.actor import Actor
@@ -35,11 +36,11 @@ log = logging.getLogger(__name__)
 
 
 class _Waiting(NamedTuple):
-    """Caller that waits until its line and events are on disk. ``entry`` None: it waits for all earlier lines."""
+    """Line, events, and the caller that waits until they, and all earlier ones, are on disk; each may be None."""
 
     entry: Entry | None
-    reported: tuple[Gallery, Sequence[Event]] | None
-    future: asyncio.Future[None]
+    reported: tuple[Gallery, Sequence[Event]] | None = None
+    future: asyncio.Future[None] | None = None
 
 
 class AuditWriter:
@@ -49,8 +50,8 @@ class AuditWriter:
         self._database = database
         self._when = when
         self._most = most
-        self._lines: deque[Entry] = deque()
-        self._waiting: list[_Waiting] = []
+        self._lines: deque[_Waiting] = deque()
+        self._urgent = False
         self._refused: Counter[tuple[str, str]] = Counter()
         self._lost = 0
         self._closing = False
@@ -148,7 +149,7 @@ class AuditWriter:
             return
         with self._changed:
             if len(self._lines) < self._most:
-                self._lines.append(entry)
+                self._lines.append(_Waiting(entry))
                 if len(self._lines) in (1, BATCH_LINES):
                     self._changed.notify()
             else:
@@ -157,7 +158,8 @@ class AuditWriter:
     async def _wait_for(self, entry: Entry | None, reported: tuple[Gallery, Sequence[Event]] | None = None) -> None:
         written = self._loop.create_future()
         with self._changed:
-            self._waiting.append(_Waiting(entry, reported, written))
+            self._lines.append(_Waiting(entry, reported, written))
+            self._urgent = True
             self._changed.notify()
         await written
 
@@ -165,42 +167,32 @@ class AuditWriter:
 
     def _work(self) -> None:
         well, closing = True, False
-        while not (closing and self._is_done(well)):
+        while not closing or (well and (self._lines or self._refused)):
             with self._changed:
-                self._changed.wait_for(self._has_work)
+                self._changed.wait_for(lambda: self._lines or self._refused or self._closing)
                 # Wait briefly to collect a batch, unless a caller waits.
-                self._changed.wait_for(*((self._is_urgent, BATCH_DELAY_S) if well else (self._has_waiting, RETRY_S)))
-                waiting, self._waiting = self._waiting, []
-                lines = [self._lines.popleft() for _ in range(min(len(self._lines), BATCH_LINES))]
+                self._changed.wait_for(partial(self._is_urgent, well), BATCH_DELAY_S if well else RETRY_S)
+                batch = [self._lines.popleft() for _ in range(min(len(self._lines), BATCH_LINES))]
+                self._urgent = any(one.future for one in self._lines)
                 refused, self._refused = self._refused, Counter()
                 lost = self._lost
                 closing = self._closing  # read here, so that a batch that fails during closing is retried once
-            well = self._write(waiting, lines, refused, lost, well)
+            well = self._write(batch, refused, lost, well)
 
-    def _has_work(self) -> bool:
-        return bool(self._lines or self._waiting or self._refused or self._closing)
+    def _is_urgent(self, well: bool) -> bool:
+        return self._urgent or self._closing or (well and len(self._lines) >= BATCH_LINES)
 
-    def _has_waiting(self) -> bool:
-        return bool(self._waiting or self._closing)
-
-    def _is_urgent(self) -> bool:
-        return self._has_waiting() or len(self._lines) >= BATCH_LINES
-
-    def _is_done(self, well: bool) -> bool:
-        return not (self._lines or self._waiting or self._refused) or not well
-
-    def _write(
-        self, waiting: list[_Waiting], lines: list[Entry], refused: Counter[tuple[str, str]], lost: int, well: bool
-    ) -> bool:
-        entries = [*lines, *(one.entry for one in waiting if one.entry is not None)]
+    def _write(self, batch: Sequence[_Waiting], refused: Counter[tuple[str, str]], lost: int, well: bool) -> bool:
+        entries = [one.entry for one in batch if one.entry is not None]
         entries += [
             Entry("access_refused", None, None, code, {"count": count}, Actor(actor))
             for (actor, code), count in refused.items()
         ]
         if lost:
             entries.append(Entry("audit_lines_lost", None, None, "failed", {"lines": lost}, Actor("service")))
+        reported = [one.reported for one in batch if one.reported is not None]
+        failure = None
         try:
-            reported = [one.reported for one in waiting if one.reported is not None]
             if entries or reported:
                 record_entries(self._database, entries, reported)
         except Exception as error:
@@ -209,27 +201,24 @@ class AuditWriter:
             if not isinstance(error, KithError):
                 log.exception("cannot write the audit")
             with self._changed:
-                self._lines.extendleft(reversed(lines))
+                self._lines.extendleft(one for one in reversed(batch) if one.future is None)
                 self._refused += refused
-            self._tell(waiting, AuditWriteError(f"cannot write the audit: {error}"))
-            return False
-        with self._changed:
-            self._lost -= lost
-        if not well:
-            log.info("the audit can be written again")
-        self._tell(waiting, None)
-        return True
-
-    def _tell(self, waiting: Sequence[_Waiting], error: AuditWriteError | None) -> None:
-        if waiting:
-            self._loop.call_soon_threadsafe(_settle, waiting, error)
-
-
-def _settle(waiting: Sequence[_Waiting], error: AuditWriteError | None) -> None:
-    for one in waiting:
-        if one.future.done():  # the caller was canceled
-            continue
-        if error is None:
-            one.future.set_result(None)
+            failure = AuditWriteError(f"cannot write the audit: {error}")
         else:
-            one.future.set_exception(error)
+            with self._changed:
+                self._lost -= lost
+            if not well:
+                log.info("the audit can be written again")
+        if waiting := [one.future for one in batch if one.future is not None]:
+            self._loop.call_soon_threadsafe(_settle, waiting, failure)
+        return failure is None
+
+
+def _settle(waiting: Sequence[asyncio.Future[None]], failure: AuditWriteError | None) -> None:
+    for future in waiting:
+        if future.done():  # the caller was canceled
+            continue
+        if failure is None:
+            future.set_result(None)
+        else:
+            future.set_exception(failure)
