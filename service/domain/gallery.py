@@ -143,12 +143,18 @@ class StoredEvidence:
 
 
 @dataclass(frozen=True)
-class Subject:
-    pk: int
+class SubjectRecord:
+    """What is sealed of a subject."""
+
     id: str
     name: str | None
     metadata: dict[str, Any]
     tags: list[str]
+
+
+@dataclass(frozen=True)
+class Subject(SubjectRecord):
+    pk: int
     created_at: datetime
     updated_at: datetime
     template_count: int = 0

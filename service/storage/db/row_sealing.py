@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import fields
 from typing import Any, Final
 
-from service.domain.gallery import Crop
+from service.domain.gallery import Crop, SubjectRecord
 from service.security.sealing import Seal
 
 # Purposes: a value sealed or hashed for one purpose is invalid for any other.
@@ -28,23 +28,13 @@ REQUEST: Final = "idempotency key"
 DIGEST: Final = "request digest"
 
 
-@dataclass(frozen=True)
-class SubjectRecord:
-    """Sealed columns of a subject."""
-
-    id: str
-    name: str | None
-    metadata: dict[str, Any]
-    tags: list[str]
-
-
 def subject_lookup(seal: Seal, subject_id: str) -> str:
     """Return the keyed hash that identifies a subject in its row, in erasures and in the audit."""
     return seal.pseudonym(SUBJECT, subject_id)
 
 
 def seal_subject(seal: Seal, record: SubjectRecord) -> bytes:
-    return seal.close_json(vars(record), SUBJECT)
+    return seal.close_json({part.name: getattr(record, part.name) for part in fields(SubjectRecord)}, SUBJECT)
 
 
 def open_subject(seal: Seal, sealed: bytes) -> SubjectRecord:

@@ -27,7 +27,6 @@ from service.storage.db.tables import (
     vectors,
 )
 
-FORMER_SETTINGS: Final = frozenset({"min_margin"})
 PLAIN_COLUMNS: Final = frozenset(part.name for part in fields(Gallery)) - {
     "settings",
     "moved",
@@ -62,7 +61,7 @@ def gallery_rows() -> sa.Select[Any]:
 
 def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
     """Return the gallery of a :func:`gallery_rows` row. Its key is unwrapped at first use (MasterKeyError)."""
-    stored = {name: value for name, value in row.settings.items() if name not in FORMER_SETTINGS}
+    stored = dict(row.settings)
     risk, quality_gate = RiskTarget(**stored.pop("risk")), QualityGate(**stored.pop("quality_gate"))
     other = {name: row._mapping[f"other_{name}"] for name in ("number", *GENERATION_COLUMNS, "evidence_sequence")}
     return Gallery(

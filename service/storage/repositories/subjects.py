@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import sqlalchemy as sa
@@ -14,12 +14,12 @@ from sqlalchemy.engine import Connection
 
 from kith.wire.fields import MAX_DECOYS, MAX_LABELS
 from service.core.errors import InvalidRequestError, KithError, SubjectExistsError, SubjectNotFoundError
-from service.domain.gallery import Gallery, Person, Subject, SubjectFilter, SubjectLabel
+from service.domain.gallery import Gallery, Person, Subject, SubjectFilter, SubjectLabel, SubjectRecord
 from service.domain.person_search import matches
 from service.security.sealing import Seal
 from service.storage.audit.log import note, pseudonym
 from service.storage.db import bulk_rows
-from service.storage.db.row_sealing import SubjectRecord, labels_of, open_subject, seal_subject, subject_lookup
+from service.storage.db.row_sealing import labels_of, open_subject, seal_subject, subject_lookup
 from service.storage.db.tables import IS_PERSON, album_faces, events, labels, subjects, templates
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import ErasingStore, Receipt
@@ -28,6 +28,8 @@ MERGED_EVENT: Final = "subject_merged"
 MAX_OPENED: Final = 10_000
 """Subjects that one search for names opens: names are sealed, so the database cannot compare them."""
 OPENED_AT_ONCE: Final = 500
+LABEL_COLUMNS: Final = ("gallery_pk", "label", "subject_pk")
+Record = TypeVar("Record", bound=SubjectRecord)
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
 SEALED_NAMES: Final = sa.select(subjects.c.pk, subjects.c.sealed).where(IS_PERSON)
 
@@ -78,8 +80,7 @@ class SubjectStore(ErasingStore):
         with self._database.change(gallery) as connection:
             subject = read_subject(connection, gallery, subject_id)
             erasures.refuse_erased(connection, gallery, subject_id)
-            about = replace(_record_of(subject), **given)
-            _update(connection, gallery, subject.pk, about)
+            _update(connection, gallery, subject.pk, replace(subject, **given))
             note(self._database.vault, connection, "subject_changed", gallery, subject_id, changed=sorted(given))
             return read_subject(connection, gallery, subject_id)
 
@@ -188,11 +189,10 @@ class SubjectStore(ErasingStore):
             target = read_subject(connection, gallery, into)
             for each in (subject_id, into):
                 erasures.refuse_erased(connection, gallery, each)
-            before = _record_of(target)
-            about = merged_record(before, _record_of(source))
+            about = merged_record(target, source)
             count = move_belongings(connection, source.pk, target.pk)
             _refuse_many_decoys(connection, target.pk)
-            changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
+            changed = sorted(name for name, value in vars(about).items() if value != vars(target)[name])
             if changed:
                 _update(connection, gallery, target.pk, about)
             vault, by = self._database.vault, pseudonym(gallery, subject_id)
@@ -235,7 +235,7 @@ def read_subject(connection: Connection, gallery: Gallery, subject_id: str) -> S
 
 def name_subject(connection: Connection, gallery: Gallery, subject: Subject, name: str) -> None:
     """Set the name of a subject."""
-    _update(connection, gallery, subject.pk, replace(_record_of(subject), name=name))
+    _update(connection, gallery, subject.pk, replace(subject, name=name))
 
 
 def refuse_existing(connection: Connection, gallery: Gallery, subject_id: str) -> None:
@@ -255,14 +255,14 @@ def insert_subjects(
         times = (bulk_rows.as_time(connection, at, now) for at in (person.created_at, person.updated_at))
         lookup = subject_lookup(seal, subject_id)
         rows.append((key, gallery.pk, owner_pk, lookup, seal_subject(seal, about), *times))
-        own_labels += [(gallery.pk, label, key) for label in sorted(labels_of(seal, about.tags, about.metadata))]
+        own_labels += _labels(gallery, key, about)
     columns = ("pk", "gallery_pk", "owner_pk", "lookup", "sealed", "created_at", "updated_at")
     bulk_rows.insert(connection, subjects, columns, rows)
-    bulk_rows.insert(connection, labels, ("gallery_pk", "label", "subject_pk"), own_labels)
+    bulk_rows.insert(connection, labels, LABEL_COLUMNS, own_labels)
     return dict(zip(people, keys, strict=True))
 
 
-def merged_record(target: SubjectRecord, source: SubjectRecord) -> SubjectRecord:
+def merged_record(target: Record, source: SubjectRecord) -> Record:
     """Add the name, tags and metadata that ``target`` lacks. Raises InvalidRequestError above MAX_LABELS. Pure."""
     metadata = {**source.metadata, **target.metadata}
     tags = list(dict.fromkeys([*target.tags, *source.tags]))
@@ -271,7 +271,7 @@ def merged_record(target: SubjectRecord, source: SubjectRecord) -> SubjectRecord
             raise InvalidRequestError(
                 f"into: the merged subject would have {count} {kind}. Remove some: at most {MAX_LABELS} are allowed."
             )
-    return SubjectRecord(target.id, target.name if target.name is not None else source.name, metadata, tags)
+    return replace(target, name=target.name if target.name is not None else source.name, metadata=metadata, tags=tags)
 
 
 def move_belongings(connection: Connection, source_pk: int, target_pk: int) -> int:
@@ -305,10 +305,6 @@ def _has_id(gallery: Gallery, subject_id: str) -> sa.ColumnElement[bool]:
 def _not_found(gallery: Gallery, subject_id: str, erased: Receipt | None = None) -> KithError:
     details: dict[str, Any] = {} if erased is None else {"receipt": erased.document()}
     return SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}", **details)
-
-
-def _record_of(subject: Subject) -> SubjectRecord:
-    return SubjectRecord(subject.id, subject.name, subject.metadata, subject.tags)
 
 
 def _subject_rows(gallery: Gallery) -> sa.Select[Any]:
@@ -348,21 +344,20 @@ def _find(
 
 def _subject_of(seal: Seal, row: sa.Row[Any]) -> Subject:
     about = vars(open_subject(seal, row.sealed))
-    times = {"created_at": row.created_at, "updated_at": row.updated_at}
-    return Subject(row.pk, **about, **times, template_count=row.template_count)
+    known = {name: row._mapping[name] for name in ("pk", "created_at", "updated_at", "template_count")}
+    return Subject(**about, **known)
 
 
 def _update(connection: Connection, gallery: Gallery, subject_pk: int, about: SubjectRecord) -> None:
     values = {"sealed": seal_subject(gallery.seal, about), "updated_at": datetime.now(UTC)}
     connection.execute(subjects.update().where(subjects.c.pk == subject_pk).values(**values))
     connection.execute(labels.delete().where(labels.c.subject_pk == subject_pk))
-    _insert_labels(connection, gallery, subject_pk, about)
+    bulk_rows.insert(connection, labels, LABEL_COLUMNS, _labels(gallery, subject_pk, about))
 
 
-def _insert_labels(connection: Connection, gallery: Gallery, subject_pk: int, about: SubjectRecord) -> None:
-    if new := sorted(labels_of(gallery.seal, about.tags, about.metadata)):
-        rows = [{"gallery_pk": gallery.pk, "label": label, "subject_pk": subject_pk} for label in new]
-        connection.execute(labels.insert(), rows)
+def _labels(gallery: Gallery, subject_pk: int, about: SubjectRecord) -> list[tuple[int, str, int]]:
+    found = labels_of(gallery.seal, about.tags, about.metadata)
+    return [(gallery.pk, label, subject_pk) for label in sorted(found)]
 
 
 def _filter_labels(gallery: Gallery, chosen: SubjectFilter) -> list[str]:

@@ -48,10 +48,6 @@ TEMPLATE_COLUMNS: Final = (
 VECTOR_COLUMNS: Final = ("template_pk", "generation", "vector")
 
 
-class _AnsweredError(Exception):
-    """Stored response to the same request. Rolls the transaction back, so that the gallery keeps its version."""
-
-
 class TemplateStore(ErasingStore):
     """Templates in SQL. Every method is one transaction and blocks."""
 
@@ -76,18 +72,15 @@ class TemplateStore(ErasingStore):
             SubjectExistsError: the subject exists, and ``only_new``.
             GalleryChangedError, GalleryNotFoundError, GalleryMovedError: as :meth:`Database.change`.
         """
-        try:
-            with self._database.change(gallery, as_read=as_read) as connection:
-                if keyed and (earlier := _read_answer(connection, gallery, keyed.key, keyed.digest)):
-                    raise _AnsweredError(earlier)
-                if only_new:
-                    refuse_existing(connection, gallery, subject_id)
-                items = [Item(subject_id, template) for template in new]
-                admit(self._database.vault, connection, gallery, items).require_all()
-                if keyed:
-                    _insert_answer(connection, gallery, subject_id, keyed)
-        except _AnsweredError as answered:
-            return str(answered)
+        with self._database.change(gallery, as_read=as_read) as connection:
+            if keyed and (earlier := _read_answer(connection, gallery, keyed.key, keyed.digest)):
+                return earlier
+            if only_new:
+                refuse_existing(connection, gallery, subject_id)
+            items = [Item(subject_id, template) for template in new]
+            admit(self._database.vault, connection, gallery, items).require_all()
+            if keyed:
+                _insert_answer(connection, gallery, subject_id, keyed)
         return None
 
     def existing_ids(self, gallery: Gallery, ids: Collection[str]) -> set[str]:

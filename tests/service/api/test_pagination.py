@@ -15,6 +15,7 @@ from models.runtime.network import Float
 from service.app import create_app
 from service.cli.commands import galleries
 from service.cli.main import app
+from service.domain.gallery import SubjectRecord
 from service.risk import hygiene
 from service.security.sealing import Seal
 from service.settings import load_settings
@@ -181,7 +182,7 @@ def test_a_search_of_names_opens_a_bounded_number_of_subjects(
         kith.put_subject(gallery, f"s{number}", name="even" if number % 2 == 0 else "odd")
     opened: list[bytes] = []
 
-    def open_subject(seal: Seal, sealed: bytes) -> row_sealing.SubjectRecord:
+    def open_subject(seal: Seal, sealed: bytes) -> SubjectRecord:
         opened.append(sealed)
         return row_sealing.open_subject(seal, sealed)
 

@@ -16,11 +16,11 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.cli.main import app
 from service.core.errors import InvalidRequestError, StorageError, SubjectErasedError, SubjectNotFoundError
-from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
+from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter, SubjectRecord
 from service.index.follower import Followers, in_process
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import SubjectRecord, subject_lookup
+from service.storage.db.row_sealing import subject_lookup
 from service.storage.repositories import erasures
 from service.storage.repositories.store import Store
 from service.storage.repositories.subjects import merged_record
