@@ -81,14 +81,6 @@ def rows_in_block(dimension: int) -> int:
     return max(64, min(MAX_BLOCK_ITEMS, BLOCK_BYTES // (4 * dimension)))
 
 
-@dataclass(frozen=True)
-class RejectedItem:
-    """Rejected item ``number`` of the file."""
-
-    number: int
-    error: KithError
-
-
 class People:
     """What the items of a file, refused ones too, say of their subjects. The first value of a field stays."""
 
@@ -111,19 +103,19 @@ def _first_given(known: Any, given: Any) -> Any:
     return given if known is None else known
 
 
-def checked(rows: Sequence[FileRow], gallery: Gallery) -> tuple[list[Item], list[RejectedItem]]:
-    """Return the valid items, with vectors of unit norm and an id for each template, and the errors of the others."""
+def checked(rows: Sequence[FileRow], gallery: Gallery) -> tuple[list[Item], dict[int, KithError]]:
+    """Return the valid items, with vectors of unit norm and ids of templates, and the errors of others by number."""
     given = [row.vector for row in rows if row.vector is not None]
     normalized, sound = normalize_rows(np.frombuffer(b"".join(given), VECTOR_TYPE).reshape(-1, gallery.dimension))
     vectors = iter(zip(normalized, sound.tolist(), strict=True))
-    items, rejected = list[Item](), list[RejectedItem]()
+    items, rejected = list[Item](), dict[int, KithError]()
     for row in rows:
         vector, is_sound = next(vectors) if row.vector is not None else (None, True)
         error = row.error
         if error is None and not is_sound:
             error = InvalidDataError("embedding", "an embedding must be finite and must not be zero")
         if error is not None:
-            rejected.append(RejectedItem(row.number, error))
+            rejected[row.number] = error
             continue
         assert isinstance(row.about, GalleryFileItem)  # noqa: S101 - of every row without an error
         template = None if vector is None else _template(row.about, vector, gallery)

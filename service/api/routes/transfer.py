@@ -13,25 +13,18 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from kith.wire.galleries import GallerySettingsIn
-from kith.wire.transfer import FileFingerprint, GalleryFileHeader, ImportOut, ImportRefusalOut
+from kith.wire.transfer import GalleryFileHeader, ImportOut
 from service.api.http.access import ADMIN, BackendDep, router
 from service.api.http.bodies import media_type, set_body_limit, unsupported
 from service.api.http.openapi import BINARY
 from service.api.http.parameters import GalleryPath
-from service.api.http.problems import to_problem
 from service.api.routes.galleries import change_settings, to_gallery_out
-from service.core.errors import (
-    GalleryExistsError,
-    GalleryNotFoundError,
-    InvalidDataError,
-    KithError,
-    LimitReachedError,
-)
+from service.core.errors import GalleryExistsError, GalleryNotFoundError, InvalidDataError, KithError, LimitReachedError
 from service.core.gunzip import Gunzip
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.gallery_items import FileRow, max_items
 from service.storage.audit.log import Entry
-from service.storage.transfer.importing import Export, Import, ImportReport, check_header, export
+from service.storage.transfer.importing import Export, Import, check_header, export
 from service.storage.transfer.ndjson import Lines
 from service.usecases.backend import Backend
 
@@ -73,12 +66,12 @@ async def import_gallery(
         intake.opened.end()
     except KithError as error:
         if intake.opened is not None:
-            error.extra["report"] = _out(gallery, intake.opened.report).model_dump(mode="json")
+            error.extra["report"] = intake.opened.report.model_dump(mode="json")
         raise
     finally:
         if intake.gallery is not None:
             backend.risks.derive_later(intake.gallery)
-    return _out(gallery, intake.opened.report)
+    return intake.opened.report
 
 
 async def _snapshot(backend: Backend, gallery: str) -> Gallery | None:
@@ -120,9 +113,7 @@ class _Intake:
     def open(self, header: GalleryFileHeader) -> Import:
         if self.opened is None:
             self.gallery = self._with_erasures_of_snapshot(self._find_or_create(header))
-            new = Import(self._backend.transfers.bulk, self.gallery, self._skip)
-            new.accept(header)
-            self.opened = new
+            self.opened = Import(self._galleries.transfers.bulk, self.gallery, header, self._skip)
         return self.opened
 
     def _find_or_create(self, header: GalleryFileHeader) -> Gallery:
@@ -269,15 +260,3 @@ async def _stream(backend: Backend, first: bytes | None, pieces: Export) -> Asyn
 
 def _settings_document(gallery: Gallery) -> dict[str, Any]:
     return to_gallery_out(gallery).model_dump(mode="json", include=set(SETTING_NAMES), exclude_none=True)
-
-
-def _out(gallery: str, report: ImportReport) -> ImportOut:
-    return ImportOut(
-        gallery=gallery,
-        item_count=report.items,
-        subject_count=report.subjects,
-        template_count=report.templates,
-        present_count=report.present,
-        refused_count=report.refused,
-        refusals=[ImportRefusalOut(item=r.number, error=to_problem(r.error)) for r in report.refusals],
-    )

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kith.wire.transfer import GalleryFileHeader
+from kith.wire.common import Problem
+from kith.wire.transfer import GalleryFileHeader, ImportOut, ImportRefusalOut
 from service.core.errors import InvalidDataError, RecognizerMismatchError
 from service.domain.gallery import Gallery
-from service.domain.gallery_items import FileRow, People, RejectedItem, checked
+from service.domain.gallery_items import FileRow, People, checked
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.transfer import ndjson
 
 MAX_REFUSALS: Final = 1000
-
-
-@dataclass
-class ImportReport:
-    """Progress of an import.
-
-    ``items``: read. ``present``: templates that existed already. ``refusals``: the first of the ``refused`` items.
-    """
-
-    items: int = 0
-    subjects: int = 0
-    templates: int = 0
-    present: int = 0
-    refused: int = 0
-    refusals: list[RejectedItem] = field(default_factory=list)
 
 
 def check_header(header: GalleryFileHeader, gallery: str, fingerprint: str, dimension: int) -> None:
@@ -48,22 +33,22 @@ def check_header(header: GalleryFileHeader, gallery: str, fingerprint: str, dime
 class Import:
     """Import into a gallery, one transaction per block. To resume it, import the same items again."""
 
-    def __init__(self, store: BulkStore, gallery: Gallery, skip: int = 0) -> None:
-        """``skip``: items up to this number are skipped."""
-        self.report = ImportReport()
+    def __init__(
+        self, store: BulkStore, gallery: Gallery, header: GalleryFileHeader | None = None, skip: int = 0
+    ) -> None:
+        """``skip``: items up to this number are skipped. Raises RecognizerMismatchError, import_invalid."""
+        if header is not None:
+            check_header(header, gallery.name, gallery.fingerprint, gallery.dimension)
+        none = dict.fromkeys(ImportOut.model_fields, 0)
+        self.report = ImportOut.model_validate({**none, "gallery": gallery.name, "refusals": []})
         self._store = store
         self._gallery = gallery
         self._skip = skip
         self._people = People()
-        self._header: GalleryFileHeader | None = None
+        self._header = header
         self._templates = 0
         self._subjects = 0
         self._last: Any = None
-
-    def accept(self, header: GalleryFileHeader) -> None:
-        """Check the header. Raises RecognizerMismatchError, import_invalid."""
-        check_header(header, self._gallery.name, self._gallery.fingerprint, self._gallery.dimension)
-        self._header = header
 
     def end(self) -> None:
         """Check the counts after the last block. Raises import_invalid if the header counts more items."""
@@ -84,16 +69,17 @@ class Import:
         wanted = [row for row in rows if row.number > self._skip]
         items, refusals = checked(wanted, self._gallery)
         report = self.report
-        report.items += len(wanted)
+        report.item_count += len(wanted)
         people = self._people.of(wanted)
         if items:
             done = self._store.add(self._gallery, items, people)
-            report.subjects += done.subjects
-            report.templates += len(done.enrolled)
-            report.present += done.present
-            refusals += [RejectedItem(items[row].number, error) for row, error in done.refused.items()]
-        report.refused += len(refusals)
-        report.refusals += sorted(refusals, key=lambda refusal: refusal.number)[: MAX_REFUSALS - len(report.refusals)]
+            report.subject_count += done.subjects
+            report.template_count += len(done.enrolled)
+            report.present_count += done.present
+            refusals |= {items[row].number: error for row, error in done.refused.items()}
+        report.refused_count += len(refusals)
+        for number in sorted(refusals)[: MAX_REFUSALS - len(report.refusals)]:
+            report.refusals.append(ImportRefusalOut(item=number, error=Problem(**refusals[number].document())))
 
     def _count(self, rows: Sequence[FileRow]) -> None:
         """Count templates and subjects, rounding up: an unreadable item may have been of another subject."""

@@ -33,7 +33,7 @@ from kith import Kith, KithClientError
 from kith.options import GalleryOptions, QualityGateOptions
 from kith.wire.galleries import GallerySettingsIn
 from kith.wire.identifiers import FORBIDDEN_IN_IDS_PATTERN, FORBIDDEN_PATTERN, JOINERS, remove_strays, to_nfc
-from kith.wire.transfer import GalleryFileHeader
+from kith.wire.transfer import GalleryFileHeader, ImportOut
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.api.routes import transfer
@@ -49,7 +49,7 @@ from service.storage.privacy.retention import Retention
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.store import Store
 from service.storage.transfer import ndjson
-from service.storage.transfer.importing import Import, ImportReport, export
+from service.storage.transfer.importing import Import, export
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
@@ -72,8 +72,8 @@ class Place:
     def another(self, name: str) -> Gallery:
         return self.store.galleries.create(name, FINGERPRINT, self._dimension, GallerySettings())
 
-    def take(self, file: bytes, gallery: Gallery | None = None, skip: int = 0) -> ImportReport:
-        taking = Import(self.bulk, gallery or self.gallery, skip)
+    def take(self, file: bytes, gallery: Gallery | None = None, skip: int = 0) -> ImportOut:
+        taking = Import(self.bulk, gallery or self.gallery, skip=skip)
         lines = ndjson.Lines(HEADER)
         for start in range(0, len(file), 1000):
             for block in lines.feed(file[start : start + 1000]):
@@ -152,7 +152,7 @@ def test_an_export_imported_elsewhere_gives_the_same_gallery(
     for there in (elsewhere, place):
         copy = there.another(uuid.uuid4().hex)
         report = there.take(file, copy)
-        assert not report.refused
+        assert not report.refused_count
         assert there.contents(copy.name) == place.contents(name)
         assert (found := there.store.galleries.get(copy.name)).subjects == len(people)
         assert found.templates == sum(count for *_, count in people.values())
@@ -167,7 +167,7 @@ def test_a_repeated_import_stores_nothing(place: Place, rng: np.random.Generator
     place.take(b"".join(line(f"s{i % 3}", vector(rng)) for i in range(10)))
     before, file = place.contents(), place.file()
     report = place.take(file)
-    assert (report.templates, report.subjects, report.present, report.refused) == (0, 0, 10, 0)
+    assert (report.template_count, report.subject_count, report.present_count, report.refused_count) == (0, 0, 10, 0)
     assert place.contents() == before
     assert place.store.galleries.get("g").templates == 10
 
@@ -175,8 +175,8 @@ def test_a_repeated_import_stores_nothing(place: Place, rng: np.random.Generator
 def test_a_template_without_an_id_gets_a_derived_one(place: Place, rng: np.random.Generator) -> None:
     one, other = vector(rng), vector(rng)
     report = place.take(line("a", one) + line("a", one) + line("b", one) + line("a", other))
-    assert (report.templates, report.present) == (3, 1)
-    assert place.take(line("a", one.tolist())).present == 1
+    assert (report.template_count, report.present_count) == (3, 1)
+    assert place.take(line("a", one.tolist())).present_count == 1
 
 
 def test_a_derived_id_is_a_keyed_hash(place: Place, rng: np.random.Generator) -> None:
@@ -184,15 +184,15 @@ def test_a_derived_id_is_a_keyed_hash(place: Place, rng: np.random.Generator) ->
     one, other = vector(rng), vector(rng)
     elsewhere = place.another("of-another-key")
     for gallery in (place.gallery, elsewhere):
-        assert place.take(line("a", one), gallery=gallery).templates == 1
+        assert place.take(line("a", one), gallery=gallery).template_count == 1
     (here,), (there,) = (place.store.templates.list_page(gallery, "a") for gallery in (place.gallery, elsewhere))
     assert here.id != there.id
     report = place.take(line("a", one) + line("a", other) + line("b", one))
-    assert (report.templates, report.present, report.refused) == (2, 1, 0)
+    assert (report.template_count, report.present_count, report.refused_count) == (2, 1, 0)
     begun = place.store.galleries.get("g")
     place.store.templates.delete(begun, "a", here.id)
     assert [r.error.code for r in place.take(line("a", one), gallery=begun).refusals] == ["subject_erased"]
-    assert place.take(line("a", one), gallery=place.store.galleries.get("g")).templates == 1
+    assert place.take(line("a", one), gallery=place.store.galleries.get("g")).template_count == 1
 
 
 def test_future_times_become_now(place: Place, rng: np.random.Generator) -> None:
@@ -201,7 +201,7 @@ def test_future_times_become_now(place: Place, rng: np.random.Generator) -> None
     times = ("created_at", "subject_created_at", "subject_updated_at")
     people = [line(name, vector(rng), **dict.fromkeys(times, at)) for name, at in (("late", late), ("early", early))]
     before = datetime.now(UTC)
-    assert place.take(b"".join(people)).templates == 2
+    assert place.take(b"".join(people)).template_count == 2
     stored = {one["subject"]: one for one in place.contents()}
     for name in times:
         assert before <= datetime.fromisoformat(stored["late"][name]) <= datetime.now(UTC)
@@ -253,7 +253,7 @@ def test_each_item_fails_alone_with_its_line_and_reason(place: Place, rng: np.ra
         line("last", other),
     ]
     report = place.take(b"".join(file))
-    assert {r.number: r.error.code for r in report.refusals} == {
+    assert {r.item: r.error.code for r in report.refusals} == {
         3: "item_invalid",
         5: "item_invalid",
         6: "embedding_invalid",
@@ -266,7 +266,7 @@ def test_each_item_fails_alone_with_its_line_and_reason(place: Place, rng: np.ra
         22: "embedding_invalid",
         23: "item_invalid",
     }
-    assert (report.subjects, report.templates, report.refused) == (2, 2, 20)
+    assert (report.subject_count, report.template_count, report.refused_count) == (2, 2, 20)
     assert [s.id for s in place.store.subjects.list_page(place.gallery, None, 10, SubjectFilter())] == ["a", "last"]
     later = place.take(line("b", good, template=taken) + line("a", other, template=taken))
     assert [r.error.code for r in later.refusals] == ["template_conflict"] * 2
@@ -286,14 +286,14 @@ def test_times_that_databases_or_programs_cannot_hold_are_refused(
         "1970-01-01T00:00:00Z",
     ]
     report = place.take(b"".join(line(f"s{i}", vector(rng), **{field: at}) for i, at in enumerate(times)))
-    assert {r.number: r.error.code for r in report.refusals} == dict.fromkeys(range(1, 6), "item_invalid")
-    assert len(place.contents()) == report.templates == 2
+    assert {r.item: r.error.code for r in report.refusals} == dict.fromkeys(range(1, 6), "item_invalid")
+    assert len(place.contents()) == report.template_count == 2
 
 
 @pytest.mark.parametrize("score", [1e300, -0.1, None, "high"])
 def test_a_score_of_quality_is_from_0_to_1(place: Place, rng: np.random.Generator, score: Any) -> None:
     report = place.take(line("a", vector(rng), quality={"score": score}) + line("b", vector(rng), quality={"score": 1}))
-    assert [(r.number, r.error.code) for r in report.refusals] == [(1, "item_invalid")]
+    assert [(r.item, r.error.code) for r in report.refusals] == [(1, "item_invalid")]
 
 
 def test_a_refused_template_does_not_take_the_subject_fields_along(place: Place, rng: np.random.Generator) -> None:
@@ -309,7 +309,7 @@ def test_a_refused_template_does_not_take_the_subject_fields_along(place: Place,
     }
     for subject, refused in wrong.items():
         report = place.take(refused + line(subject, vector(rng)) + line(subject, vector(rng), name="Later"))
-        assert (report.refused, report.templates) == (1, 2)
+        assert (report.refused_count, report.template_count) == (1, 2)
         found = place.store.subjects.get(place.gallery, subject)
         assert (found.name, found.metadata, found.tags) == ("Ada", {"room": 1}, ["x"])
         assert (found.created_at.year, found.updated_at.year) == (2001, 2002)
@@ -322,7 +322,7 @@ def test_a_refused_template_does_not_take_the_subject_fields_along(place: Place,
 def test_subject_fields_continue_in_the_next_block(place: Place, rng: np.random.Generator) -> None:
     first = b"".join(line(f"s{i}", vector(rng)) for i in range(8191)) + line("a", [0.0] * 8, name="Ada")
     report = place.take(first + line("a", vector(rng)) + line("b", vector(rng)))
-    assert (report.refused, report.templates) == (1, 8193)
+    assert (report.refused_count, report.template_count) == (1, 8193)
     assert [place.store.subjects.get(place.gallery, s).name for s in ("s0", "s8190", "a", "b")] == [
         None,
         None,
@@ -363,13 +363,13 @@ def test_crops_are_exported_on_request_and_imported_where_enabled(
         line("a", vector(rng), **face) + line("a", vector(rng)) + line("a", vector(rng), **face | {"landmarks": [[1]]}),
         gallery=keeping,
     )
-    assert [(r.number, r.error.code) for r in report.refusals] == [(3, "item_invalid")]
+    assert [(r.item, r.error.code) for r in report.refusals] == [(3, "item_invalid")]
     elsewhere = Place(f"sqlite:///{tmp_path / 'elsewhere.db'}")
     file = b"".join(export(place.bulk, "g", lambda _: {}, crops=True))
     for keep in (True, False):
         elsewhere.another(f"copy-{keep}")
         copy = elsewhere.store.galleries.update(f"copy-{keep}", partial(replace, keep_crops=keep))
-        assert elsewhere.take(file, copy).templates == 2
+        assert elsewhere.take(file, copy).template_count == 2
         out = b"".join(export(elsewhere.bulk, copy.name, lambda _: {}, crops=True))
         _, with_crop, without = map(orjson.loads, out.splitlines())
         assert {key: with_crop.get(key) for key in face} == (face if keep else dict.fromkeys(face))
@@ -381,7 +381,7 @@ def test_crops_are_exported_on_request_and_imported_where_enabled(
 def test_items_may_be_skipped(place: Place, rng: np.random.Generator) -> None:
     file = b"".join(line(f"s{i}", vector(rng)) for i in range(5))
     report = place.take(file, skip=3)
-    assert (report.items, report.templates) == (2, 2)
+    assert (report.item_count, report.template_count) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_files_for_another_gallery_are_refused(place: Place, header: dict[str, A
     with raises_code(code):
         for _ in ndjson.Lines().feed(orjson.dumps(header) + b"\n"):
             pass
-        Import(place.bulk, place.gallery).accept(read_header(header))
+        Import(place.bulk, place.gallery, read_header(header))
 
 
 @pytest.mark.parametrize("file", [b"", b"PAR1", b'{"subject": "a"}\n'])
@@ -510,7 +510,7 @@ IMPORTER = textwrap.dedent("""
         taking.take(block)
         with open("/proc/self/statm") as memory:
             pages = memory.read().split()[1]
-        print(taking.report.templates + taking.report.present, pages, flush=True)
+        print(taking.report.template_count + taking.report.present_count, pages, flush=True)
 """)
 
 
