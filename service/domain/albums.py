@@ -63,6 +63,8 @@ class FaceRecord:
 
 @dataclass(frozen=True, eq=False)
 class NewAlbumFace:
+    """Face with all that is stored of it."""
+
     record: FaceRecord
     vector: Float
     crop: Crop
@@ -76,15 +78,6 @@ class AlbumFace:
     id: str
     record: FaceRecord
     certainty: float | None
-
-
-@dataclass(frozen=True, eq=False)
-class EnrollableFace:
-    """Face with all that is stored of it."""
-
-    face: AlbumFace
-    vector: Float
-    crop: Crop
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -22,13 +21,12 @@ from service.core.actor import gather_or_cancel
 from service.core.errors import (
     DuplicateSubjectError,
     GalleryChangedError,
-    InconsistentTemplateError,
     KithError,
     LimitReachedError,
     RefusedError,
     RiskUncalibratedError,
 )
-from service.domain.albums import MAX_PHOTOS, Album, AlbumFace, EnrollableFace, FaceRecord, NewAlbumFace
+from service.domain.albums import MAX_PHOTOS, Album, AlbumFace, FaceRecord, NewAlbumFace
 from service.domain.gallery import Gallery, NewTemplate
 from service.inference.archives import ArchivedFile, ArchiveLimits, iterate_members, read_contents
 from service.inference.photo_pipeline import Face, Photo
@@ -41,7 +39,7 @@ from service.storage.repositories.albums import COPY, FOUND, NO_FACE
 from service.storage.repositories.jobs import ItemOutcome, Job, JobStore
 from service.usecases.backend import Backend
 from service.usecases.bulk_enrollment import record_other_files, refusal, template_id
-from service.usecases.enroll import redacted_for
+from service.usecases.enroll import report_refused
 from service.usecases.enrollment_checks import Overrides, check_identities, needs_identity_check, template_from_face
 
 KIND: Final = "album"
@@ -264,7 +262,8 @@ async def enroll_group(
             refused |= done.refused
             if enrolled >= MAX_ENROLLED or done.remaining <= len(refused):
                 break
-    return EnrolledGroup(enrolled, await _report(backend, snapshot, caller, group.subject, refused), done.remaining)
+    shown = await report_refused(backend, snapshot, caller, group.subject, list(refused.values()))
+    return EnrolledGroup(enrolled, dict(zip(refused, shown, strict=True)), done.remaining)
 
 
 async def _enroll_block(
@@ -323,12 +322,12 @@ def _part_moved(
 
 
 def _admit(
-    gallery: Gallery, subject: str, faces: Sequence[EnrollableFace], overrides: Overrides
+    gallery: Gallery, subject: str, faces: Mapping[str, NewAlbumFace], overrides: Overrides
 ) -> tuple[dict[str, NewTemplate], dict[str, KithError]]:
     """Return templates and errors by id of the face. Identities are not checked yet."""
     admitted, refused = dict[str, NewTemplate](), dict[str, KithError]()
-    for one in faces:
-        about, liveness = one.face.record, None
+    for face_id, one in faces.items():
+        about, liveness = one.record, None
         if about.liveness is not None:
             score, threshold = about.liveness
             assert threshold is not None  # noqa: S101 - the pack has one
@@ -345,22 +344,9 @@ def _admit(
         # The same face of the same photo is enrolled once, from whichever album.
         template = template_id(gallery.seal, subject, f"{about.hash} {about.number}".encode())
         try:
-            admitted[one.face.id] = template_from_face(face, gallery, overrides, template)
+            admitted[face_id] = template_from_face(face, gallery, overrides, template)
         except KithError as error:
             if is_fault(error) or error.status == 409:
                 raise  # not an error of the face
-            refused[one.face.id] = error
+            refused[face_id] = error
     return admitted, refused
-
-
-async def _report(
-    backend: Backend, gallery: Gallery, caller: Caller, subject: str, refused: Mapping[str, KithError]
-) -> dict[str, KithError]:
-    """Count and audit refused faces. Return the errors as the caller may know them."""
-    for error in refused.values():
-        backend.metrics.count_enrollment(error.code)
-    of_identity = (InconsistentTemplateError, DuplicateSubjectError)
-    codes = Counter(error.code for error in refused.values() if isinstance(error, of_identity))
-    for code, count in codes.items():
-        await backend.audit.enrollment_refused(gallery, subject, code, count)
-    return {face: await redacted_for(backend, gallery, caller, error) for face, error in refused.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -223,19 +223,27 @@ class _Enrollment:
         Raises the rejection of a single photo or embedding.
         """
         refused = [result for result in new if "error" in result]
-        for result in refused:
-            self.backend.metrics.count_enrollment(result["error"].code)
-        of_identity = (InconsistentTemplateError, DuplicateSubjectError)
-        identity_errors = [result for result in refused if isinstance(result["error"], of_identity)]
-        for code, count in Counter(result["error"].code for result in identity_errors).items():
-            await self.backend.audit.enrollment_refused(gallery, self.subject, code, count)
-        for result in refused:
-            result["error"] = await redacted_for(self.backend, gallery, self.caller, result["error"])
+        errors = [result["error"] for result in refused]
+        shown = await report_refused(self.backend, gallery, self.caller, self.subject, errors)
+        for result, error in zip(refused, shown, strict=True):
+            result["error"] = error
         if len(results) == 1 and (error := results[0].get("error")) is not None:
             raise error
 
 
-async def redacted_for(backend: Backend, gallery: Gallery, caller: Caller, rejection: KithError) -> KithError:
+async def report_refused(
+    backend: Backend, gallery: Gallery, caller: Caller, subject: str, errors: Sequence[KithError]
+) -> list[KithError]:
+    """Count and audit refused faces. Return the errors as the caller may know them."""
+    for error in errors:
+        backend.metrics.count_enrollment(error.code)
+    of_identity = (InconsistentTemplateError, DuplicateSubjectError)
+    for code, count in Counter(error.code for error in errors if isinstance(error, of_identity)).items():
+        await backend.audit.enrollment_refused(gallery, subject, code, count)
+    return [await _redacted(backend, gallery, caller, error) for error in errors]
+
+
+async def _redacted(backend: Backend, gallery: Gallery, caller: Caller, rejection: KithError) -> KithError:
     """Return a rejection as the caller may know it, and audit which subject a duplicate revealed.
 
     The scopes identify and read show the subject of a duplicate, vectors also exact similarities.

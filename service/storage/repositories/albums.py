@@ -31,7 +31,6 @@ from service.domain.albums import (
     Album,
     AlbumFace,
     AlbumGroup,
-    EnrollableFace,
     FaceRecord,
     NewAlbumFace,
 )
@@ -235,8 +234,8 @@ class AlbumStore(ErasingStore):
 
     def to_enroll(
         self, gallery: Gallery, album_id: str, number: int, limit: int, without: Collection[str] = ()
-    ) -> tuple[int, Sequence[EnrollableFace]]:
-        """Return the size of a group and its ``limit`` most certain faces, ``without`` those with these ids.
+    ) -> tuple[int, dict[str, NewAlbumFace]]:
+        """Return the size of a group and its ``limit`` most certain faces by id, ``without`` those with these ids.
 
         Raises album_outdated; as :meth:`faces`.
         """
@@ -249,10 +248,10 @@ class AlbumStore(ErasingStore):
             rows = connection.execute(query.limit(limit)).all()
         seal = gallery.seal
         vectors = seal.open_vectors([row.vector for row in rows], album.generation, gallery.dimension)
-        return group.face_count, [
-            EnrollableFace(_face_of(seal, row), vector, open_crop(seal, row.crop))
+        return group.face_count, {
+            row.id: NewAlbumFace(_face_of(seal, row).record, vector, open_crop(seal, row.crop))
             for row, vector in zip(rows, vectors, strict=True)
-        ]
+        }
 
     def moved(self, gallery: Gallery, subject_id: str, template_ids: Collection[str]) -> dict[str, str]:
         """Return the subjects that templates of this subject were moved to, by template id."""

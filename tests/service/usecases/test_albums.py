@@ -478,10 +478,10 @@ def test_erased_people_are_not_enrolled_by_a_request_that_began_before(
     with closing(open_database(f"sqlite:///{settings.data_dir / 'kith.db'}")) as database:
         store = Store(database)
         before, number = store.galleries.get("g"), int(actor.id[1:])
-        _, (face, *_) = store.albums.to_enroll(before, album, number, 1)
+        _, faces = store.albums.to_enroll(before, album, number, 1)
         kith.put_subject("g", "tom")
         kith.delete_subject("g", "tom")
-        template = {face.face.id: NewTemplate("1" * 32, face.vector, "photo")}
+        template = {name: NewTemplate("1" * 32, face.vector, "photo") for name, face in faces.items()}
         with pytest.raises(SubjectErasedError):
             store.albums.enroll(before, album, number, "tom", None, template, as_read=False)
         assert len(list(kith.album_faces("g", album, actor.id))) == 4, "nothing is half done"
