@@ -244,14 +244,12 @@ class EnrolledGroup:
 async def enroll_group(
     backend: Backend, snapshot: Gallery, caller: Caller, group: GroupOf, overrides: Overrides
 ) -> EnrolledGroup:
-    """Enroll the most certain faces of a group as one subject, like photos. They leave the album.
+    """Enroll the most certain faces of a group as one subject, like photos, at most MAX_ENROLLED. They leave the album.
 
-    At most MAX_ENROLLED are enrolled. Faces that a check of enrollment refuses stay, and those after them are checked.
+    Faces that a check refuses stay, and those after them are checked.
 
-    Raises:
-        album_outdated, album_group_not_found, album_not_found, album_not_ready.
-        SubjectErasedError: the subject was erased since the request began.
-        liveness_unavailable: the gallery requires liveness, and no model is served.
+    Raises album_outdated, album_group_not_found, album_not_found, album_not_ready; SubjectErasedError:
+    since the request began; liveness_unavailable.
     """
     enrolled, refused = 0, dict[str, KithError]()
     async with backend.enrolling.of(snapshot.pk):

@@ -16,11 +16,8 @@ async def add_decoy(
 ) -> tuple[Decoy, bool]:
     """Store the photo or embedding of ``body`` as a decoy. Return it, and whether it is new.
 
-    Raises:
-        InvalidRequestError: there is not exactly one photo or embedding.
-        ForbiddenError: an embedding, and the caller lacks the scope vectors.
-        no_face, several_faces, low_quality, ImageError: the photo has no usable face.
-        As DecoyStore.add.
+    Raises InvalidRequestError: not exactly one. ForbiddenError: an embedding, without the scope vectors. no_face,
+    several_faces, low_quality, ImageError; as DecoyStore.add.
     """
     if len(body.photos) + len(body.embeddings) != 1:
         raise InvalidRequestError("send exactly one photo or embedding")

@@ -1,7 +1,7 @@
 """Audit lines in SQL, written in the transaction of the operation that they record.
 
-All lines are one chain, whose head each writer locks at the end of its transaction, after the rows of galleries and
-webhooks. This order prevents deadlocks.
+Each writer locks the chain's head at the end of its transaction, after the rows of galleries and webhooks: in another
+order, two would wait for each other.
 """
 
 from __future__ import annotations
@@ -66,9 +66,8 @@ def note(
 ) -> None:
     """Append the line of one effect, and its events, in the effect's transaction, which must hold the gallery's lock.
 
-    Call it at the end of the transaction: other writers wait from here on. ``subject``: the id; the line holds a
-    pseudonym under the gallery's key. ``published``: events of the gallery for webhooks and streams. Raises
-    MasterKeyError.
+    Call it at the end of the transaction: other writers wait from here on. ``subject``: the id; the line holds its
+    pseudonym. Raises MasterKeyError.
     """
     if gallery is None:
         append(vault, connection, [Entry(event, None, None, outcome, details)])
@@ -80,14 +79,9 @@ def note(
 def record_entries(
     database: Database, entries: Iterable[Entry], reported: Iterable[tuple[Gallery, Sequence[Event]]] = ()
 ) -> None:
-    """Append lines that belong to no other write, and events to the outbox, in one transaction. They are on disk on
-    return.
+    """Append lines that belong to no other write, and events, in one transaction, which is on disk on return.
 
-    A line whose content the database rejects is written without its content.
-
-    Raises:
-      StorageError: the database cannot be written.
-      MasterKeyError: the audit's secret cannot be unwrapped.
+    A line whose content the database rejects is written without it. Raises StorageError, MasterKeyError.
     """
     events: dict[int, tuple[Gallery, list[Event]]] = {}
     for gallery, new in reported:

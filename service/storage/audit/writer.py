@@ -1,7 +1,7 @@
 """Background writer of audit lines without their own transaction, mostly searches. One thread writes them in batches.
 
-A search reads only, and a transaction per search would cost many times the search itself. Lines are on disk within half
-a second, or, with the setting ``before``, before the response; concurrent searches then share one transaction.
+A transaction for each search would cost many times the search. Lines are on disk within half a second, or, with the
+setting ``before``, before the response.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ class AuditWriter:
     ) -> None:
         """Record a search: its outcomes and the subjects found. ``results``: in the form of IdentifyOut.
 
-        ``events`` are in the outbox on return, in the same transaction as the line.
-
-        Raises AuditWriteError if the search must be recorded, or reported, before the response and cannot be.
+        ``events`` are stored on return. Raises AuditWriteError: what must be on disk before the response cannot be
+        written.
         """
         if self._when == "off":
             if events:

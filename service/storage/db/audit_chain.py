@@ -1,8 +1,8 @@
 """Hash chain of the audit: appends, prunes and walks the lines.
 
-The hash of a line is an HMAC over the previous hash and the line, under a secret of the service. The head signs the two
-ends of the chain in the same way: the last line, and the last line that was pruned, from which the walk starts. So
-whoever writes to the database without the secret can change no line, and cut off neither end.
+The hash of a line is an HMAC over the previous hash and the line, under a secret of the service. The head signs both
+ends: the last line, and the last that was pruned. Whoever writes to the database without the secret can change no line,
+and cut off neither end.
 """
 
 from __future__ import annotations

@@ -468,18 +468,14 @@ class Database:
     def change(self, gallery: Gallery, sealed: bool = True, as_read: bool = False) -> Iterator[Connection]:
         """Open a writing transaction on a gallery.
 
-        The transaction first gives the gallery's row a new version, which invalidates caches and locks the row. Writers
-        of one gallery therefore commit one after the other, and sequence numbers of its change log follow commit order:
-        a follower that knows the last number missed no line.
+        It first gives the gallery's row a new version, which locks it. Writers of one gallery therefore commit one
+        after the other, in the order of its change log: a follower that knows the last number missed no line.
 
         Args:
             sealed: unlock the gallery's key before the transaction begins; False if the key may be lost.
-            as_read: require that no process enrolled or removed a template since ``gallery`` was read.
+            as_read: require that no template was enrolled or removed since ``gallery`` was read (GalleryChangedError).
 
-        Raises:
-            GalleryChangedError: a template was enrolled or removed, and ``as_read``.
-            GalleryMovedError: the gallery moved to another recognizer since ``gallery`` was read.
-            GalleryNotFoundError, MasterKeyError, StorageError.
+        Raises GalleryMovedError: another recognizer since ``gallery`` was read; GalleryNotFoundError, MasterKeyError.
         """
         deleted = deleted_meanwhile(gallery)
         if sealed:

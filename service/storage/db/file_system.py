@@ -35,14 +35,10 @@ SQLITE_LOCK_BYTE: Final = 0x40000000
 
 
 def check_file_system(folder: Path) -> None:
-    """Check with a temporary file that SQLite can work in an existing folder.
+    """Check with a temporary file, which nobody else can lock, that SQLite can work in an existing folder.
 
-    SQLite does not tell failing locks from locks of other processes: both are "database is locked". No other process
-    can hold a lock on the temporary file.
-
-    Raises:
-        StorageError: the folder cannot be written, or its file system has no locks or no shared memory.
-        StorageFullError: the disk is full.
+    SQLite does not tell failing locks from locks of other processes: both are "database is locked". Raises
+    StorageError.
     """
     try:
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the block below closes it
@@ -64,13 +60,10 @@ def check_file_system(folder: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Check that this process may read and write an existing file or folder.
+    """Raises StorageError, which names the owner, if this process may not read and write a file or folder.
 
-    It is not opened: closing a database file would drop the locks of SQLite's connections in this process.
-
-    Raises:
-        StorageError: it may not. The error names the owner.
-        OSError: it is missing.
+    It is not opened: closing a database file would drop the locks of SQLite's connections. Raises OSError if it is
+    missing.
     """
     status = path.stat()
     if not os.access(path, os.R_OK | os.W_OK | (os.X_OK if stat.S_ISDIR(status.st_mode) else 0)):
@@ -82,10 +75,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_database_file(path: Path) -> None:
-    """Check that an SQLite database can be written. SQLite opens what it cannot write for reading.
-
-    Raises StorageError, and OSError if it is missing.
-    """
+    """Check that an SQLite database can be written: SQLite opens others for reading. Raises StorageError, OSError."""
     check_writable(path)
     for suffix in ("wal", "shm"):
         with suppress(FileNotFoundError):  # SQLite deletes them with its last connection

@@ -24,7 +24,7 @@ class Lease:
     def acquire(self, owner: str, now: datetime, lasting: timedelta) -> bool:
         """Acquire or renew the lease for ``lasting``; return whether ``owner`` holds it.
 
-        A lease that ends later than possible was written with a wrong clock and is ignored.
+        One that ends later than possible was written by a wrong clock.
         """
         furthest = now + 2 * lasting  # allows for small clock differences between servers
         free = (leases.c.until < now) | (leases.c.until > furthest)

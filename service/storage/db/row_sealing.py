@@ -45,7 +45,6 @@ def open_subject(seal: Seal, sealed: bytes) -> SubjectRecord:
 def labels_of(seal: Seal, tags: Iterable[str], metadata: Mapping[str, Any]) -> set[str]:
     """Return the labels that a subject is filtered by: one keyed hash for each tag and metadata entry.
 
-    A subject passes a filter if it has all labels of the filter. Labels of different galleries cannot be compared.
     Values compare as JSON: 1 equals 1.0, true equals no number, and the order of an object's keys is irrelevant.
     """
     entries = [["tag", tag] for tag in tags] + [["metadata", key, _canonical(value)] for key, value in metadata.items()]

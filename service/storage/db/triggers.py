@@ -1,12 +1,8 @@
 """Triggers that keep a gallery's counts and change log, whichever statement or cascade changes its rows.
 
-With a subject goes what names it without being its row: names in jobs, whose items stay done.
-With a template go the stored answers of its subject: they describe the photos, and a repeated request enrolls again.
-
-Outsiders (``subjects.owner_pk``) count neither as subjects nor, with their one template, as templates. A template's
-subject may be deleted before it, so the subject's row makes up for the template.
-
-The condition that a gallery exists leaves out the rows of a deleted gallery, which the cascade reaches after it.
+With a subject goes its name in jobs, whose items stay done; with a template the stored answers about its subject.
+Outsiders (``subjects.owner_pk``) count neither as subjects nor, with their one template, as templates. The subject may
+be deleted first, so its row makes up for the template. The cascade reaches the rows of a deleted gallery after it.
 """
 # ruff: noqa: S608 - the statements are constants
 

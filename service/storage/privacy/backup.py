@@ -93,12 +93,7 @@ class Manifest(BaseModel):
 
 
 def back_up(database: Database, path: Path) -> Manifest:
-    """Write a consistent snapshot to a file that only its owner may read. The file appears when it is complete.
-
-    Raises:
-      backup: the file cannot be written.
-      StorageError: the database cannot be read.
-    """
+    """Write a snapshot to a file for its owner only, which appears when complete. Raises backup, StorageError."""
     try:
         with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive, database.read() as connection:
             return _write(connection, archive)
@@ -155,14 +150,9 @@ def restore(
 ) -> None:
     """Restore a backup into an empty database, or replace all contents. Either all rows are restored or none.
 
-    ``report`` receives a message per table. Keys that the database has assigned before are not reused: restored keys
-    are shifted above them. Keys of galleries are also shifted above any key assigned in another database. Running
-    servers then treat restored galleries as new, and no existing index matches them. Erasures recorded in the database
-    after the backup are repeated.
-
-    Raises:
-      backup: the file is damaged or of another version, a master key is missing, or the database is not empty.
-      StorageError: the database cannot be written.
+    Restored keys are shifted above all that were assigned before; those of galleries also above keys of other
+    databases, so that servers treat them as new and no index matches. Later erasures of the database are repeated.
+    ``report`` receives messages. Raises backup, StorageError.
     """
     with _opened(path) as (archive, manifest):
         _check_keys(archive, manifest, database.vault.master)
@@ -206,8 +196,7 @@ def restore(
 def _key_offsets(connection: Connection) -> dict[str, int]:
     """Return the offset to add to the keys of each table.
 
-    Galleries always get an offset, higher than any key of a lost database. An external index, in Milvus or on disk, is
-    named by its gallery's key and may be newer than the backup.
+    An external index is named by its gallery's key and may be newer than the backup: galleries always get one.
     """
     highest = {table.name: bulk_rows.highest_key(connection, table) for table in AUTOINCREMENT_TABLES}
     # Without previous galleries, no index or cache refers to a key.

@@ -35,13 +35,9 @@ def uses(connection: Connection) -> dict[str, Use]:
 
 
 def rewrap(database: Database, to: LocalKey) -> Use:
-    """Rewrap every key under ``to``, in one transaction. Return the number of changed keys.
+    """Rewrap every key under ``to``, in one transaction, but galleries' keys that do not open. Return the changed keys.
 
-    A gallery's key that cannot be unwrapped stays as it is.
-
-    Raises:
-      MasterKeyError: a secret of the service cannot be unwrapped; nothing changed.
-      StorageError: the database is unavailable; nothing changed.
+    Raises MasterKeyError: a secret of the service cannot be unwrapped. StorageError.
     """
     done, before = Counter[str](), set[str]()
     with database.write(StorageError("the keys changed during the rotation; retry")) as connection:

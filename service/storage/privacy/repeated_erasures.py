@@ -1,8 +1,8 @@
 """Repeats erasures after an older backup is restored, in the transaction of the restore.
 
-A restored gallery has its old data key. The key's name identifies the gallery, and the key reproduces the keyed hashes
-of its subjects. Receipts inside the backup are older than its rows and need no repetition. Merges and promotions are
-not repeated: in the backup the data are still with the subject that was merged, who is erased with the other one.
+The name of its old data key identifies a restored gallery, and the key reproduces the hashes of its subjects. Receipts
+inside the backup are older than its rows. Merges and promotions are not repeated: who was merged is erased with the
+other one.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ def known(connection: Connection) -> list[Known]:
 
 
 def repeat(vault: Vault, connection: Connection, before: Sequence[Known], as_of: datetime) -> list[Receipt]:
-    """Erase everything that these receipts name and the restored database holds; return receipts that removed rows.
+    """Erase what these receipts name and the restored database holds; return receipts that removed rows.
 
-    What a backup of ``as_of`` has from after an erasure stays: the person enrolled again. All receipts are stored, and
-    those of erasures have a new audit line, because the restored audit lacks the original lines. Galleries whose
-    key is lost are skipped.
+    What a backup of ``as_of`` has from after an erasure stays: the person enrolled again. All receipts are stored;
+    those of erasures with a new audit line, which the restored audit lacks. Galleries whose key is lost are skipped.
     """
     here = set(connection.execute(sa.select(erasures.c.id)).scalars())
     found = [gallery_of(row, vault) for row in connection.execute(gallery_rows().where(VISIBLE)).all()]

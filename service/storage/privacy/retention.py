@@ -12,13 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from kith.wire.fields import rfc3339
-from service.core.errors import (
-    GalleryMovedError,
-    GalleryNotFoundError,
-    KithError,
-    RefusedError,
-    StorageError,
-)
+from service.core.errors import GalleryMovedError, GalleryNotFoundError, KithError, RefusedError, StorageError
 from service.domain.gallery import Gallery
 from service.storage.audit.log import note
 from service.storage.db.engine import Database
@@ -39,11 +33,7 @@ MAX_SHARE: Final = 0.1
 
 @dataclass
 class SweepResult:
-    """Result of a sweep.
-
-    ``galleries``: galleries from which rows were erased. ``failed``: keys of galleries that could not be swept
-    completely, for instance without their data key, and the error.
-    """
+    """Result of a sweep. ``galleries``: those that lost rows. ``failed``: keys of others, and why: a lost key."""
 
     galleries: list[Gallery] = field(default_factory=list)
     templates: int = 0
@@ -68,11 +58,7 @@ class Retention:
         """Lease of the process that sweeps."""
 
     def sweep(self, now: datetime, stopped: Callable[[], bool] = lambda: False) -> SweepResult:
-        """Erase everything past its retention period at ``now``, in batches, until ``stopped`` returns True.
-
-        Raises:
-          StorageError: the database cannot be read or written.
-        """
+        """Erase what is past its period at ``now``, in batches, until ``stopped`` returns True. Raises StorageError."""
         result = SweepResult()
         for gallery in self._galleries():
             try:
@@ -88,11 +74,8 @@ class Retention:
     def require_confirmation(self, gallery: Gallery, days: int, now: datetime, confirmed: int) -> None:
         """Refuse a retention period of ``days`` that would erase more than a tenth of a gallery.
 
-        ``confirmed``: number of templates, or of subjects if these are more, that may be erased.
-
-        Raises:
-          retention_unconfirmed: more than a tenth and more than ``confirmed`` would be erased.
-          GalleryNotFoundError: the gallery was deleted.
+        ``confirmed``: number of templates, or of subjects if more, that may go. Raises retention_unconfirmed,
+        GalleryNotFoundError.
         """
         before = now - timedelta(days=days)
         sizes = sa.select(galleries.c.template_count, galleries.c.subject_count).where(galleries.c.pk == gallery.pk)

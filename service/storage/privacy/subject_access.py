@@ -55,12 +55,8 @@ Parts = dict[str, list[dict[str, Any]]]
 def everything_about(database: Database, gallery: Gallery, subject_id: str) -> dict[str, Any]:
     """Return a JSON document of one snapshot, after an audit line of the export is written. Blocks.
 
-    Reading takes no lock, however many audit lines are searched. Of an erased subject, receipts and audit lines remain;
-    of a subject past its retention period, audit lines.
-
-    Raises:
-      SubjectNotFoundError: no data and no audit lines exist.
-      StorageError: the database cannot be read or written, or a value cannot be decrypted.
+    Reading takes no lock, however many audit lines are searched. Of an erased subject, receipts and audit lines remain.
+    Raises SubjectNotFoundError: nothing exists. StorageError.
     """
     lookup = subject_lookup(gallery.seal, subject_id)
     with database.read() as connection:

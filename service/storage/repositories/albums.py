@@ -170,8 +170,7 @@ class AlbumStore(ErasingStore):
     ) -> list[AlbumGroup]:
         """Return groups with examples, the largest of the job first: at most ``limit`` after the number ``after``.
 
-        ``single``: only groups of one face, or only the others; None: all. Raises album_not_found,
-        album_not_ready.
+        ``single``: only groups of one face, or only the others. Raises album_not_found, album_not_ready.
         """
         with self._database.read() as connection:
             album = _read_ready(connection, gallery, album_id)
@@ -213,8 +212,7 @@ class AlbumStore(ErasingStore):
     def split(self, gallery: Gallery, album_id: str, number: int, face_ids: Sequence[str]) -> AlbumGroup:
         """Move some faces of a group to a new group, which has no subject. Return it.
 
-        Raises InvalidRequestError: no face would be left. album_group_not_found: a face is not in the group. As
-        :meth:`faces`.
+        Raises InvalidRequestError: no face would be left. As :meth:`faces`.
         """
         with self._database.change(gallery) as connection:
             album = _read_ready(connection, gallery, album_id)
@@ -270,13 +268,10 @@ class AlbumStore(ErasingStore):
     ) -> int:
         """Store templates by id of their face, and delete these faces from the album. Return the faces that remain.
 
-        A face whose template the subject has is only deleted. ``name``: of a subject without one. ``as_read``: as of
-        TemplateStore.enroll.
+        A face whose template the subject has is only deleted. ``name``: of a subject without one.
 
-        Raises:
-            album_group_not_found: the group changed since it was read.
-            GalleryChangedError: also if another subject has one of the templates.
-            SubjectErasedError, GalleryMovedError: as TemplateStore.enroll.
+        Raises album_group_not_found: the group changed. GalleryChangedError: also if another subject has one of the
+        templates. SubjectErasedError, GalleryMovedError: as TemplateStore.enroll.
         """
         with self._database.change(gallery, as_read=as_read) as connection:
             found = _read_ready(connection, gallery, album)
@@ -300,10 +295,7 @@ class AlbumStore(ErasingStore):
     # Deletion
 
     def delete(self, gallery: Gallery, album_id: str) -> Receipt:
-        """Erase an album and its job, which stops if it runs. A repeated erasure returns the first receipt.
-
-        Raises album_not_found.
-        """
+        """Erase an album and its job. A repeated erasure returns the first receipt. Raises album_not_found."""
         return self._erase(gallery, "album", album_id, lambda *_: _missing(gallery, album_id))
 
     def delete_ungrouped(self, album_id: str) -> int:
@@ -311,10 +303,7 @@ class AlbumStore(ErasingStore):
         return self._delete_due((albums.c.id == album_id) & albums.c.grouped_at.is_(None), with_jobs=False)
 
     def delete_expired(self, now: datetime) -> int:
-        """Delete albums at the end of their period with their jobs, and those whose job ended without groups.
-
-        Return their number.
-        """
+        """Delete albums past their time with their jobs, and those whose job ended without groups; count them."""
         ended = sa.select(jobs.c.id).where(jobs.c.state.in_(FINISHED))
         useless = albums.c.grouped_at.is_(None) & albums.c.id.in_(ended)
         return self._delete_due(albums.c.expires_at < now, with_jobs=True) + self._delete_due(useless, with_jobs=False)

@@ -1,8 +1,7 @@
 """API keys: creation, rotation and revocation. The next request to any process rejects a revoked key.
 
-All keys are cached with a version number that every change replaces, and on SQLite with the file's version
-(docs/decisions.md, 34). Rows are never deleted, because a service without keys would be open. Each row has a MAC, so
-that write access to the database is not enough to grant rights (docs/decisions.md, 37).
+All keys are cached with a version that every change replaces, and on SQLite with the file's version. Rows are never
+deleted: a service without keys would be open. Each has a MAC: writing to the database is not enough to grant rights.
 """
 
 from __future__ import annotations
@@ -77,10 +76,7 @@ class KeyStore:
     def list_keys(
         self, ended: bool = True, after: int | None = None, limit: int | None = None
     ) -> list[tuple[int, ApiKey]]:
-        """Return row keys and API keys, oldest first: at most ``limit`` after the row key ``after``.
-
-        ``ended`` includes revoked and expired keys.
-        """
+        """Return row keys and API keys, oldest first: ``limit`` after a row key. ``ended``: also ended ones."""
         query = sa.select(api_keys).order_by(api_keys.c.pk).limit(limit)
         if after is not None:
             query = query.where(api_keys.c.pk > after)
@@ -129,8 +125,7 @@ class KeyStore:
     def rotate(self, key_id: str, overlap: timedelta) -> tuple[ApiKey, str]:
         """Create a key with the same rights and lifetime. The old one stays valid for ``overlap``.
 
-        Raises key_not_found, and key_ended if the key is revoked, altered, expired, or was already rotated. If
-        the new token was lost, revoke the new key.
+        Raises key_not_found; key_ended: it is revoked, altered, expired, or already rotated.
         """
         with self._database.write(_CONFLICT) as connection:
             old, now = self._read_key(connection, key_id, lock=True), _now()
@@ -182,8 +177,7 @@ class KeyStore:
 def keep_restrictions(connection: Connection, vault: Vault, before: Iterable[ApiKey]) -> None:
     """Apply revocations and shorter lifetimes from before a restore to the restored keys.
 
-    Keys that the backup lacks are inserted as revoked: their digests may use another secret, and a service without rows
-    would be open.
+    Keys that the backup lacks are inserted as revoked: a service without rows would be open.
     """
     secret = vault.secret(connection, SECRET)  # of the backup
     here = {key.id: key for key in all_keys(connection, vault)}

@@ -68,11 +68,10 @@ class ChangeLog:
             }
 
     def trim(self, gallery: Gallery, keep: int = MIN_KEPT_LINES, stopped: Callable[[], bool] = lambda: False) -> int:
-        """Delete the oldest lines and return their number. ``gallery`` may be stale.
+        """Delete the oldest lines, in batches until ``stopped`` returns true, and return their number.
 
-        These lines stay: the last ``keep``, as many as there are templates (beyond that, a snapshot is cheaper), those
-        that a shared index needs unless it is abandoned, and those that the evidence has not counted. Lines are deleted
-        in batches, because other writers wait for each, until ``stopped`` returns true between two.
+        These stay: the last ``keep``, as many as there are templates (beyond that, a snapshot is cheaper), those that a
+        shared index needs unless it is abandoned, and those that the evidence has not counted.
 
         Raises GalleryNotFoundError, GalleryMovedError, StorageError.
         """

@@ -31,12 +31,8 @@ class DecoyStore(ErasingStore):
     def add(self, gallery: Gallery, subject_id: str, template: NewTemplate) -> tuple[Decoy, bool]:
         """Store a decoy, or return the one that has the same picture, and whether it is new.
 
-        Raises:
-            SubjectNotFoundError: the subject does not exist.
-            SubjectErasedError: it was erased since ``gallery`` was read.
-            decoy_enrolled: the picture is a template of the subject.
-            too_many_decoys: the subject has MAX_DECOYS of this recognizer.
-            GalleryMovedError, GalleryNotFoundError: as :meth:`Database.change`.
+        Raises SubjectNotFoundError; SubjectErasedError: since ``gallery`` was read; decoy_enrolled: the picture is
+        a template of the subject; too_many_decoys: it has MAX_DECOYS of this recognizer; as :meth:`Database.change`.
         """
         with self._database.change(gallery) as connection:
             subject = read_subject(connection, gallery, subject_id)
@@ -62,10 +58,7 @@ class DecoyStore(ErasingStore):
             return _read(connection, gallery, read_subject(connection, gallery, subject_id))
 
     def delete(self, gallery: Gallery, subject_id: str, decoy_id: str) -> Receipt:
-        """Erase a decoy. A repeated erasure returns the first receipt.
-
-        Raises SubjectNotFoundError, decoy_not_found.
-        """
+        """Erase a decoy. A repetition returns the first receipt. Raises SubjectNotFoundError, decoy_not_found."""
 
         def missing(connection: Connection, _: Receipt | None) -> KithError:
             read_subject(connection, gallery, subject_id)

@@ -1,9 +1,8 @@
 """Erasures: a tombstone, an audit line and one DELETE. Foreign keys and triggers delete the rest.
 
-A tombstone is also the receipt. It names a subject by a keyed hash of its id (service.security.sealing). Work that
-began before an erasure holds the key of the gallery's last receipt at that time (``Gallery.erased``, ``Job.erased``),
-and must not store what later receipts name. No clock is involved. A merge or promotion moves data and erases nothing:
-its receipt, of the kind "moved", only tells where the data are.
+A tombstone is also the receipt. It names a subject by a keyed hash. Work that began before an erasure holds the key of
+the last receipt at that time (``Gallery.erased``, ``Job.erased``), and must not store what later receipts name. A merge
+or promotion moves data and erases nothing: its receipt (kind moved) only tells where the data are.
 """
 
 from __future__ import annotations
@@ -169,12 +168,8 @@ def erase(
 ) -> Receipt | None:
     """Erase an object and everything that hangs on it; return its receipt, or None if there is no such object.
 
-    The receipt comes before the deletion: whoever stores events takes the audit's lock before those of subjects, too.
-
-    Args:
-        kind: in NAMES.
-        object_id: of the subject, template, decoy, stranger or album.
-        subject_id: of the subject that a template or decoy belongs to.
+    The receipt comes first: whoever stores events takes the audit's lock before those of subjects, too. ``subject_id``:
+    of the subject that a template or decoy belongs to.
     """
     name = subject_lookup(gallery.seal, object_id) if kind == "subject" else object_id
     chosen = named(gallery.pk, kind, name)
@@ -266,7 +261,6 @@ def record_erasure(
         object_id: of what is no subject. With ``subject_id``, that is its owner.
         event: audit event, if it differs from a plain deletion.
         key: name of the gallery's data key, if the caller computed it before deleting the key.
-        moved_to: see :attr:`Receipt.moved_to`.
         details: further details of the audit line.
     """
     counts, now = {table: count for table, count in sorted(removed.items()) if count}, datetime.now(UTC)

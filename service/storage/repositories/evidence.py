@@ -34,10 +34,7 @@ class EvidenceStore:
         return StoredEvidence(row.sequence, row.templates, scores, row.derived_at)
 
     def put(self, gallery: Gallery, new: StoredEvidence, event: str | None, details: dict[str, Any]) -> None:
-        """Replace a gallery's evidence and write ``event`` to the audit.
-
-        Does nothing if later evidence is stored.
-        """
+        """Replace a gallery's evidence, unless later one is stored, and write ``event`` to the audit."""
         values = {name: getattr(new, name) for name in ("sequence", "templates", "derived_at")}
         values["document"] = json.dumps(new.evidence.document())
         with self._database.change(gallery) as connection:

@@ -1,8 +1,7 @@
 """Generations: a gallery's vectors by recognizer, and the change from one recognizer to another.
 
-A job embeds the stored crops as the next generation. Its last transaction embeds the rest, and makes that generation
-the current one. The former generation stays until ``finish``, so that a roll-back is a switch. Each step is one
-transaction with an audit line. Generation numbers are never reused: an old vector cannot enter a new generation.
+A job embeds the stored crops as the next generation; its last transaction embeds the rest and switches. The former
+generation stays until ``finish``, so that a roll-back is a switch. Numbers are never reused.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ class SealedCrop:
 class GenerationStore:
     """Generations in SQL. Every method but ``drop`` is one transaction; all block.
 
-    Methods that write raise GalleryMovedError if ``gallery`` was read before a switch: read it again. Methods of one
-    generation take the gallery's view of it (Gallery.at_generation).
+    Methods that write raise GalleryMovedError: read the gallery again. ``view``: a gallery at_generation.
     """
 
     def __init__(self, database: Database) -> None:
@@ -81,10 +79,7 @@ class GenerationStore:
             return _count(connection, view, _embedded(view.generation))
 
     def without_crop(self, gallery: Gallery, limit: int) -> tuple[int, list[tuple[str, str]]]:
-        """Count the templates that a new recognizer did not and cannot embed; return (subject, template) ids of some.
-
-        The new recognizer is that of the migration; without one, any other than the gallery's.
-        """
+        """Count the templates that another recognizer, or that of the migration, cannot embed; return ids of some."""
         other = gallery.other
         new = None if other is None else other.number if other.state == "next" else gallery.generation
         query = sa.select(subjects.c.sealed, templates.c.id).join(subjects, subjects.c.pk == templates.c.subject_pk)
@@ -104,10 +99,8 @@ class GenerationStore:
 
         ``force``: switch although searches will not find some templates.
 
-        Raises:
-            migration_state: the gallery uses this recognizer, another migration is not finished, or the gallery
-                uses a similarity threshold.
-            migration_incomplete: templates have no crop, and ``force`` is false.
+        Raises migration_state: the gallery uses this recognizer or a similarity threshold, or another migration is
+        not finished. migration_incomplete: templates have no crop, and ``force`` is false.
         """
         with self._database.change(gallery) as connection:
             current, other = _live(connection, gallery)
@@ -138,16 +131,12 @@ class GenerationStore:
     def switch(self, view: Gallery, job: Job, embed: Embed, damaged: Collection[int], seconds: float) -> bool:
         """Embed the rest of the templates, and make the next generation current. No enrollment comes between.
 
-        Args:
-            damaged: keys of templates whose crop cannot be embedded.
+        Return whether nothing is left to do. False: more than MAX_REST crops wait, or the job was canceled.
 
-        Returns:
-            Whether nothing is left to do. False: more than MAX_REST crops wait, or the job was canceled.
+        ``damaged``: keys of templates whose crop cannot be embedded.
 
-        Raises:
-            migration_incomplete: templates have no vector, and the job was started without ``force``.
-            migration_state: the gallery uses a similarity threshold.
-            LeaseLostError.
+        Raises migration_incomplete: templates have no vector, and the job was started without ``force``.
+        migration_state: the gallery uses a similarity threshold. LeaseLostError.
         """
         with self._database.change(view) as connection:
             lacking = connection.execute(
@@ -194,9 +183,8 @@ class GenerationStore:
     def finish(self, gallery: Gallery, force: bool) -> None:
         """Drop the generation that is not current, if there is one.
 
-        Raises:
-            migration_state: the job of the migration is not finished.
-            migration_incomplete: a template would lose its only vector, and ``force`` is false.
+        Raises migration_state: the job is not finished. migration_incomplete: a template would lose its only
+        vector, and ``force`` is false.
         """
         with self._database.change(gallery) as connection:
             current, away = _live(connection, gallery)
@@ -225,10 +213,7 @@ class GenerationStore:
             note(self._database.vault, connection, "migration_finished", gallery, **details)
 
     def drop(self, gallery: Gallery, generation: int, check: Callable[[], None]) -> None:
-        """Delete the vectors of a dropped generation, in batches, because other writers wait for each.
-
-        ``check`` is called before each batch, and raises to stop.
-        """
+        """Delete the vectors of a dropped generation in batches: other writers wait for each. ``check`` may raise."""
         own = sa.select(templates.c.pk).where(templates.c.gallery_pk == gallery.pk, _embedded(generation))
         with self._database.read() as connection:
             keys = connection.execute(own).scalars().all()
@@ -241,10 +226,7 @@ class GenerationStore:
     # Fill of a generation
 
     def missing_keys(self, view: Gallery) -> list[int]:
-        """Return the keys of templates with a crop that a generation has not embedded.
-
-        Not paged, because each page would scan all templates again.
-        """
+        """Return the keys of templates with a crop that a generation has not embedded: a page would scan all again."""
         with self._database.read() as connection:
             cropped = _lacking(view).join(crops, crops.c.template_pk == templates.c.pk)
             return sorted(connection.execute(cropped).scalars())

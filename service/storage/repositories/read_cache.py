@@ -1,7 +1,6 @@
-"""Caches of what was read of galleries. Each value belongs to one version of its gallery, which is part of its key.
+"""Caches of what was read of galleries. The gallery's version, which is random, is part of each key.
 
-A new version is a new key, so that nothing has to be invalidated: values of old versions are used no more and leave as
-the least recently used. Erasures evict them at once. Versions are random, so that those of two galleries differ.
+So nothing is invalidated: old values leave as the least recently used. Erasures evict them at once.
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ class SubjectFaces:
 class VersionedCache(Generic[Key, Value]):
     """LRU cache of values by gallery, its version and a key. Thread-safe.
 
-    Args:
-        room: sum of the ``size`` of all values. A value that is larger is not kept.
-        size: room that a value takes, at least 1.
+    ``room``: sum of the ``size`` of all values, each at least 1. A value that is larger is not kept.
     """
 
     def __init__(self, room: int, size: Callable[[Value], int] = lambda _: 1) -> None:

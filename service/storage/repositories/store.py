@@ -16,10 +16,7 @@ from service.storage.repositories.templates import TemplateStore
 
 
 class Store:
-    """Galleries and what they contain, change log and evidence, with the cache that they share. Thread-safe.
-
-    A method that writes returns when its transaction is on disk.
-    """
+    """Galleries and what they contain, with the cache that they share. Thread-safe. Writes are on disk on return."""
 
     def __init__(self, database: Database) -> None:
         self.database = database

@@ -77,9 +77,7 @@ class StrangerStore(ErasingStore):
     ) -> tuple[list[Stranger | None], bool]:
         """Return the stranger of each sighting, found or founded; None: neither. The second value: events were stored.
 
-        No stranger is founded if anything was erased since ``gallery`` was read.
-
-        Raises GalleryNotFoundError, GalleryMovedError, MasterKeyError, StorageError; as ``search`` and ``recall``.
+        None is founded if anything was erased since ``gallery`` was read. Raises as :meth:`Database.change`.
         """
         gallery.seal.unlock()
         seen: list[tuple[Stranger | None, bool]] = []
@@ -151,8 +149,7 @@ class StrangerStore(ErasingStore):
     ) -> tuple[Stranger, bool] | None:
         """Store a sighting of a known stranger, or of a new one without ``key``; return whether events were stored.
 
-        Return None, and store nothing, if strangers were added or removed since ``companion`` was read, or anything
-        was erased before a new one. ``added``: becomes a template.
+        None: strangers were added or removed since ``companion`` was read, or anything was erased before a new one.
         """
         vault = self._database.vault
         with self._database.write(_CONFLICT) as connection:
@@ -203,11 +200,8 @@ class StrangerStore(ErasingStore):
     ) -> MergeResult:
         """Move the templates of a stranger to a subject, which is created if missing, and forget the stranger.
 
-        ``name``: of a subject without one.
-
-        Raises:
-            stranger_not_found: with the receipt, if it was promoted, merged or forgotten.
-            SubjectErasedError: the subject was erased since ``gallery`` was read.
+        ``name``: of a subject without one. Raises stranger_not_found, with the receipt if it was promoted, merged or
+        forgotten; SubjectErasedError: since ``gallery`` was read.
         """
         with self._database.change(gallery) as connection:
             stranger = read_stranger(connection, gallery, stranger_id)

@@ -57,9 +57,8 @@ class SubjectStore(ErasingStore):
     ) -> tuple[Subject, bool]:
         """Create or replace a subject; return it and whether it was created.
 
-        Raises:
-            SubjectErasedError: it was erased since ``gallery`` was read.
-            SubjectExistsError: it exists, and ``only_new``.
+        Raises SubjectErasedError: it was erased since ``gallery`` was read. SubjectExistsError: it exists, and
+        ``only_new``.
         """
         about = SubjectRecord(subject_id, name, metadata, tags)
         with self._database.change(gallery) as connection:
@@ -152,7 +151,7 @@ class SubjectStore(ErasingStore):
     def delete(self, gallery: Gallery, subject_id: str) -> Receipt:
         """Erase a subject. A repeated erasure returns the first receipt.
 
-        Raises SubjectNotFoundError if it was never erased, or merged into another one (with that receipt).
+        Raises SubjectNotFoundError, of a merged one with that receipt.
         """
         return self._erase(gallery, "subject", subject_id, lambda _, moved: _not_found(gallery, subject_id, moved))
 
@@ -173,12 +172,9 @@ class SubjectStore(ErasingStore):
     def merge(self, gallery: Gallery, subject_id: str, into: str) -> MergeResult:
         """Move a subject's templates and decoys to another, add missing name, tags and metadata, and delete the first.
 
-        A repeated merge returns the first result.
-
-        Raises:
-            InvalidRequestError: both ids are equal, or the result would have too many tags, metadata entries or decoys.
-            SubjectNotFoundError: one of them does not exist; with the receipt of an earlier erasure.
-            SubjectErasedError: one of them was erased since ``gallery`` was read.
+        A repeated merge returns the first result. Raises SubjectNotFoundError, with the receipt of an earlier erasure;
+        SubjectErasedError: since ``gallery`` was read; InvalidRequestError: the ids are equal, or the result is too
+        large.
         """
         if subject_id == into:
             raise InvalidRequestError("into: must be another subject")

@@ -63,14 +63,10 @@ class TemplateStore(ErasingStore):
         """Store templates and a missing subject, all or nothing.
 
         If ``keyed`` was answered before, store nothing and return the stored response. Otherwise return None.
-        ``as_read``: require that no template was enrolled or removed since ``gallery`` was read, so that checks of
-        ``new`` still hold.
+        ``as_read``: as of Database.change, so that checks of ``new`` still hold.
 
-        Raises:
-            idempotency_conflict: the idempotency key belongs to another request.
-            SubjectErasedError: the subject was erased since ``gallery`` was read.
-            SubjectExistsError: the subject exists, and ``only_new``.
-            GalleryChangedError, GalleryNotFoundError, GalleryMovedError: as :meth:`Database.change`.
+        Raises idempotency_conflict: the key belongs to another request. SubjectErasedError: since ``gallery`` was
+        read. SubjectExistsError: and ``only_new``. As :meth:`Database.change`.
         """
         with self._database.change(gallery, as_read=as_read) as connection:
             if keyed and (earlier := _read_answer(connection, gallery, keyed.key, keyed.digest)):
@@ -136,10 +132,7 @@ class TemplateStore(ErasingStore):
         return {template.pk: template for template in found}
 
     def crop(self, gallery: Gallery, subject_id: str, template_id: str) -> Crop:
-        """Return a template's stored crop.
-
-        Raises SubjectNotFoundError, template_not_found, and crop_not_found if no crop is stored.
-        """
+        """Return a stored crop. Raises SubjectNotFoundError, template_not_found, crop_not_found."""
         with self._database.read() as connection:
             template = _read_row(connection, read_subject(connection, gallery, subject_id), template_id)
             sealed = connection.execute(sa.select(crops.c.sealed).where(crops.c.template_pk == template.pk)).scalar()
@@ -148,20 +141,14 @@ class TemplateStore(ErasingStore):
         return open_crop(gallery.seal, sealed)
 
     def vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
-        """Return (n, d) vectors and (n,) quality scores, NaN for bare embeddings; n may be 0.
-
-        Raises SubjectNotFoundError.
-        """
+        """Return (n, d) vectors and (n,) quality scores, NaN for bare embeddings. Raises SubjectNotFoundError."""
         with self._database.read() as connection:
             subject = read_subject(connection, gallery, subject_id)
             stored = read_snapshot(connection, gallery, 0, templates.c.subject_pk == subject.pk)
         return stored.vectors, stored.qualities
 
     def delete(self, gallery: Gallery, subject_id: str, template_id: str) -> Receipt:
-        """Erase a template. A repeated erasure returns the first receipt.
-
-        Raises SubjectNotFoundError, template_not_found.
-        """
+        """Erase a template; again: return the receipt. Raises SubjectNotFoundError, template_not_found."""
 
         def missing(connection: Connection, _: Receipt | None) -> KithError:
             return _not_found(read_subject(connection, gallery, subject_id), template_id)
@@ -223,11 +210,10 @@ def admit(
 ) -> Admission:
     """Store templates and missing subjects within ``Database.change``, with their audit line and event.
 
-    Whatever was erased since ``gallery`` was read is refused, and a template that another subject has. Templates that
-    exist are skipped.
+    Refused is what was erased since ``gallery`` was read, and a template of another subject. Those that exist are
+    skipped.
 
     Args:
-        items: of one subject, or of many in an import.
         imported: what new subjects of an import get. Its templates must have the same vector as those that exist.
         outsider_of: makes the new subject of one item an outsider, which no event reports.
         details: of the audit line and the event.

@@ -18,7 +18,7 @@ MAX_REFUSALS: Final = 1000
 
 
 def check_header(header: GalleryFileHeader, gallery: str, fingerprint: str, dimension: int) -> None:
-    """Raises RecognizerMismatchError, import_invalid if this gallery cannot accept the file's vectors."""
+    """Raises RecognizerMismatchError, import_invalid if a gallery cannot accept the file's vectors."""
     if header.recognizer != fingerprint:
         raise RecognizerMismatchError(
             f"the file holds vectors of recognizer {header.recognizer[:12]}, "
@@ -114,9 +114,9 @@ def export(
     embeddings: bool = True,
     crops: bool = False,
 ) -> Generator[bytes, None, None]:
-    """Export a snapshot of a gallery, held until the last piece is taken or the iterator closed.
+    """Export a snapshot, held until the last piece is taken or the iterator closed. ``settings``: those for the header.
 
-    ``settings``: the gallery settings for the header. Raises GalleryNotFoundError, StorageError.
+    Raises GalleryNotFoundError, StorageError.
     """
     with store.open_export(name, embeddings, crops) as reading:
         gallery = reading.gallery
