@@ -14,8 +14,7 @@ from kith.wire.fields import GalleryName, SubjectId, to_utc
 from service.api.http.access import ADMIN, ADMIN_ALL, BackendDep, GalleryDep, router
 from service.api.http.parameters import WITHOUT_NUL, Cursor, PageLimit, open_cursor, paginate
 from service.security.sealing import Seal
-from service.storage.audit.log import pseudonym
-from service.storage.audit.reader import AuditFilter, listed_lines
+from service.storage.audit.log import AuditFilter, listed_lines, pseudonym
 from service.usecases.backend import Backend
 
 routes = router("", "audit")

@@ -7,7 +7,7 @@ order, two would wait for each other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from service.storage.db.audit_chain import PRUNED_LINES, prune
 from service.storage.db.audit_chain import append as append_lines
 from service.storage.db.engine import Database
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import galleries
+from service.storage.db.tables import audit, galleries
 from service.storage.events.outbox import publish
 
 CONFLICT: Final = StorageError("two audit lines were assigned the same number")
@@ -52,6 +52,19 @@ class Entry:
         """Return an entry about a gallery. ``subject``: the id, which the entry replaces by its pseudonym."""
         known = None if subject is None else pseudonym(gallery, subject)
         return cls(event, (gallery.pk, gallery.name), known, outcome, details)
+
+
+@dataclass(frozen=True)
+class AuditFilter:
+    """Filter of audit lines; all given conditions apply. ``gallery_pk``: a gallery's key. ``subject``: a pseudonym."""
+
+    gallery_pk: int | None = None
+    gallery: str | None = None
+    event: str | None = None
+    actor: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    subject: str | None = None
 
 
 def note(
@@ -128,6 +141,31 @@ def prune_lines(database: Database, before: datetime, stopped: Callable[[], bool
             count = prune(database.vault, connection, before)
         total += count
     return total
+
+
+def listed_lines(
+    database: Database, chosen: AuditFilter, before: int | None, limit: int
+) -> Sequence[sa.Row[tuple[Any, ...]]]:
+    """Return rows of ``audit``, the latest first. ``before``: only those with a smaller number. Raises StorageError."""
+    query = sa.select(audit).where(*_conditions(chosen)).order_by(audit.c.number.desc()).limit(limit)
+    if before is not None:
+        query = query.where(audit.c.number < before)
+    with database.read() as connection:
+        return connection.execute(query).all()
+
+
+def _conditions(chosen: AuditFilter) -> Iterator[sa.ColumnElement[bool]]:
+    for name in ("gallery_pk", "gallery", "event", "actor"):
+        if (wanted := getattr(chosen, name)) is not None:
+            yield audit.c[name] == wanted
+    if chosen.since is not None:
+        yield audit.c.at >= chosen.since
+    if chosen.until is not None:
+        yield audit.c.at < chosen.until
+    if chosen.subject is not None:
+        # A search that found several subjects lists them in its details.
+        among = sa.cast(audit.c.details, sa.Text).contains(chosen.subject, autoescape=True)
+        yield (audit.c.subject == chosen.subject) | among
 
 
 def pseudonym(gallery: Gallery, subject: str) -> str:

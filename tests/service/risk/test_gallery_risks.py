@@ -28,7 +28,7 @@ from service.risk.evidence import MAX_PROBES, impostor_evidence
 from service.risk.gallery_risks import STALE_SHARE, THRESHOLD_MOVED, GalleryRisks
 from service.server import embedded
 from service.settings import load_settings
-from service.storage.audit.reader import AuditFilter, listed_lines
+from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.packs import BUNDLED_DIMENSION

@@ -19,8 +19,7 @@ from service.cli.main import app
 from service.core.actor import Actor
 from service.core.errors import StorageDamagedError
 from service.domain.gallery import Gallery, GallerySettings
-from service.storage.audit.log import Entry, note, prune_lines, record_entries
-from service.storage.audit.reader import AuditFilter, listed_lines
+from service.storage.audit.log import AuditFilter, Entry, listed_lines, note, prune_lines, record_entries
 from service.storage.audit.writer import AuditWriter
 from service.storage.db.audit_chain import PRUNED_LINES, Report, walk
 from service.storage.db.engine import Database

@@ -17,8 +17,7 @@ from service.core.errors import AuditWriteError
 from service.domain.events import Event, EventFilter, Position
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.index.follower import Followers, in_process
-from service.storage.audit.log import Entry
-from service.storage.audit.reader import AuditFilter, listed_lines
+from service.storage.audit.log import AuditFilter, Entry, listed_lines
 from service.storage.audit.writer import MAX_REFUSAL_LINES, AuditWriter, When
 from service.storage.db.audit_chain import Report
 from service.storage.db.engine import Database

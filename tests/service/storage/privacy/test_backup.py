@@ -26,8 +26,7 @@ from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentRes
 from service.domain.strangers import Recalled
 from service.index.follower import Followers, in_process
 from service.security.api_keys import Rights
-from service.storage.audit.log import note
-from service.storage.audit.reader import AuditFilter, listed_lines
+from service.storage.audit.log import AuditFilter, listed_lines, note
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import ITEM, PROBLEM, seal_crop
 from service.storage.db.tables import (

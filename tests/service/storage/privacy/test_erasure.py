@@ -25,7 +25,7 @@ from service.domain.gallery import (
     Person,
     SubjectFilter,
 )
-from service.storage.audit.reader import AuditFilter, listed_lines
+from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
 from service.storage.db.tables import (

@@ -21,7 +21,7 @@ from service.core.clock import Clock
 from service.domain.gallery import Gallery, IdempotentResponse, SubjectFilter
 from service.index.follower import Followers, in_process
 from service.operations.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
-from service.storage.audit.reader import AuditFilter, listed_lines
+from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.tables import data_keys, idempotency, subjects, templates, vectors
 from service.storage.db.tables import jobs as job_rows

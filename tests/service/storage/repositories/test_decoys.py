@@ -18,7 +18,7 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import InvalidRequestError, SubjectNotFoundError
 from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, SubjectFilter
-from service.storage.audit.reader import AuditFilter, listed_lines
+from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db import tables
 from service.storage.db.engine import Database
 from service.storage.privacy.backup import back_up, restore

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,10 +15,10 @@ from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, 
 from service.index.follower import Followers, in_process
 from service.risk.evidence import impostor_evidence
 from service.risk.gallery_risks import GalleryRisks
-from service.storage.audit.reader import AuditFilter, listed_lines
+from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop
-from service.storage.repositories.generations import DROP, FILL, MAX_REST, GenerationStore, SealedCrop
+from service.storage.repositories.generations import DROP, FILL, MAX_REST, GenerationStore, SealedCrops
 from service.storage.repositories.jobs import ItemOutcome, Job, JobStore
 from service.storage.repositories.store import Store
 from tests.databases import change_recognizer
@@ -75,7 +74,7 @@ def view(store: Store, number: int) -> Gallery:
     return now(store).at_generation(number)
 
 
-def embed(waiting: Sequence[SealedCrop]) -> tuple[dict[int, Float], list[ItemOutcome]]:
+def embed(waiting: SealedCrops) -> tuple[dict[int, Float], list[ItemOutcome]]:
     rng = np.random.default_rng(3)
     return {one.pk: vector(rng, NEW_D) for one in waiting}, [ItemOutcome(one.id, "embedded") for one in waiting]
 

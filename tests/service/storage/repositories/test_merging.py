@@ -18,7 +18,7 @@ from service.cli.main import app
 from service.core.errors import InvalidRequestError, StorageError, SubjectErasedError, SubjectNotFoundError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter, SubjectRecord
 from service.index.follower import Followers, in_process
-from service.storage.audit.reader import AuditFilter, listed_lines
+from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
 from service.storage.repositories import erasures

@@ -30,7 +30,7 @@ from service.domain.strangers import MAX_TEMPLATES, SIGHTING_STEP, VISIT_GAP, Ne
 from service.index.follower import Followers, in_process
 from service.risk.strangers import recall
 from service.security.sealing import Seal
-from service.storage.audit.reader import AuditFilter, listed_lines
+from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.damage import damage
 from service.storage.db.engine import Database
 from service.storage.db.tables import crops, data_keys, events, galleries, subjects, templates, vectors
