@@ -30,7 +30,6 @@ from service.storage.db.tables import (
     album_faces,
     albums,
     crops,
-    data_keys,
     events,
     galleries,
     idempotency,
@@ -41,7 +40,7 @@ from service.storage.db.tables import (
     vectors,
 )
 from service.storage.events.outbox import read_webhooks
-from service.storage.repositories.gallery_rows import VISIBLE
+from service.storage.repositories.gallery_rows import VISIBLE, gallery_rows
 
 VECTOR: Final = "vector"
 SEALED: Final[dict[sa.Column[Any], tuple[str, sa.Column[Any] | None]]] = {
@@ -75,15 +74,12 @@ def damage(database: Database) -> Iterator[str]:
             for table, count in orphans.items():
                 yield f"{count} rows of {table} belong to no other row. Restore a backup."
         seals: dict[int, tuple[str, Seal]] = {}
-        companions = galleries.alias()
-        keys = (
-            sa.select(galleries.c.pk, galleries.c.name, data_keys.c.wrapped, data_keys.c.master_key)
-            .add_columns(companions.c.pk.label("companion"))
-            .outerjoin(data_keys, data_keys.c.gallery_pk == galleries.c.pk)
-            .outerjoin(companions, companions.c.companion_of == galleries.c.pk)
-            .where(VISIBLE)
-        )
-        for row in connection.execute(keys.order_by(galleries.c.name)).all():
+        # A companion is sealed by the key of its gallery, which comes first.
+        for row in connection.execute(gallery_rows().order_by(VISIBLE.desc(), galleries.c.name)).all():
+            if row.companion_of is not None:
+                if row.companion_of in seals:
+                    seals[row.pk] = seals[row.companion_of]
+                continue
             seal = database.vault.seal(row.pk, row.wrapped, row.master_key)
             try:
                 seal.unlock()
@@ -93,7 +89,7 @@ def damage(database: Database) -> Iterator[str]:
                     "key, restore a backup, or delete the gallery."
                 )
             else:
-                seals[row.pk] = seals[row.companion] = row.name, seal
+                seals[row.pk] = row.name, seal
         for column in SEALED:
             for gallery, count in _broken(connection, column, seals).items():
                 yield (

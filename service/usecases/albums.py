@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -49,18 +49,6 @@ MAX_ENROLLED: Final = 500
 """Faces of a group that one request enrolls."""
 
 
-@dataclass(frozen=True)
-class AlbumOptions:
-    """Options of an album's job. ``risk``: accepted share of pairs of faces in one group that are two people."""
-
-    risk: float
-    detail: Detail
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the options as job parameters."""
-        return asdict(self)
-
-
 def calibration_for(gallery: Gallery, risks: GalleryRisks) -> Calibration:
     """Return the calibration that states the risk of an album. Raises RiskUncalibratedError."""
     found = risks.calibration(gallery)
@@ -83,7 +71,7 @@ class AlbumJobs:
 
     async def run(self, context: JobContext) -> None:
         """Embed the photos that have no recorded outcome yet, then group the faces of all."""
-        store, options = self.backend.store, AlbumOptions(**context.job.parameters)
+        store, options = self.galleries.store, context.job.parameters
         gallery = await context.run(store.galleries.get, context.job.gallery)
         album = await context.run(store.albums.get, gallery, context.job.id)
         if album.generation != gallery.generation:
@@ -93,13 +81,13 @@ class AlbumJobs:
             calibration_for(gallery, self.backend.risks),
         )
         if album.grouped_at is None:
-            await self._embed_all(context, gallery, album, served, options.detail)
+            await self._embed_all(context, gallery, album, served, options["detail"])
             context.check()
             faces, vectors = await context.run(store.albums.faces_to_group, album, gallery)
             usable = np.array([row for row, face in enumerate(faces) if not face.record.reasons], np.int64)
             photos = _photo_numbers([faces[row] for row in usable])
-            work = partial(group_faces_of_album, vectors[usable], photos, calibration, options.risk)
-            found = await self.backend.heavy.run((KIND, album.id), work)
+            work = partial(group_faces_of_album, vectors[usable], photos, calibration, options["risk"])
+            found = await self.heavy.run((KIND, album.id), work)
             context.check()
             groups = _groups(faces, usable.tolist(), found)
             await context.run(store.albums.set_groups, context.job, album, groups, found.threshold)
@@ -273,17 +261,19 @@ async def _enroll_block(
     without: Collection[str],
 ) -> EnrolledGroup:
     """Enroll those of the ``size`` most certain faces that the checks admit, ``without`` faces with these ids."""
-    albums = backend.store.albums
+    store = backend.store
     while True:
         gallery = await backend.reload_gallery(snapshot)
         backend.recognizers.for_gallery(gallery)
         face_count, faces = await backend.threads.run(
-            albums.to_enroll, gallery, group.album, group.number, size, without
+            store.albums.to_enroll, gallery, group.album, group.number, size, without
         )
         subject = group.subject
         admitted, refused = _admit(gallery, subject, faces, overrides)
-        owners = await backend.threads.run(albums.moved, gallery, subject, [one.id for one in admitted.values()])
-        _part_moved(admitted, refused, owners, overrides)
+        ids = [one.id for one in admitted.values()]
+        _part_moved(
+            admitted, refused, await backend.threads.run(store.templates.owners, gallery, ids), subject, overrides
+        )
         checked = needs_identity_check(gallery, backend.risks, overrides)
         if checked and admitted:
             if not overrides.allow_duplicate:
@@ -295,8 +285,8 @@ async def _enroll_block(
                     refused[face] = rejection
                     del admitted[face]
         try:
-            store = partial(albums.enroll, gallery, **vars(group), admitted=admitted, as_read=checked)
-            remaining = await backend.threads.run(store) if admitted else face_count
+            enroll = partial(store.albums.enroll, gallery, **vars(group), admitted=admitted, as_read=checked)
+            remaining = await backend.threads.run(enroll) if admitted else face_count
         except GalleryChangedError:
             continue
         if admitted:
@@ -306,11 +296,15 @@ async def _enroll_block(
 
 
 def _part_moved(
-    admitted: dict[str, NewTemplate], refused: dict[str, KithError], owners: Mapping[str, str], overrides: Overrides
+    admitted: dict[str, NewTemplate],
+    refused: dict[str, KithError],
+    owners: Mapping[str, str],
+    subject: str,
+    overrides: Overrides,
 ) -> None:
     """Refuse faces whose template was moved to another subject, or give them a new template if duplicates may be."""
     for face, template in list(admitted.items()):
-        if (owner := owners.get(template.id)) is None:
+        if (owner := owners.get(template.id, subject)) == subject:
             continue
         if overrides.allow_duplicate:
             admitted[face] = replace(template, id=uuid.uuid4().hex)

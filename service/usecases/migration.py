@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +23,7 @@ from service.inference.recognizers import Recognizers, ServedRecognizer
 from service.jobs.runner import JobContext, JobKind
 from service.risk.gallery_risks import GalleryRisks
 from service.storage.db.row_sealing import open_crop
-from service.storage.repositories.generations import DROP, FILL, GenerationStore, SealedCrop
+from service.storage.repositories.generations import DROP, FILL, GenerationStore, SealedCrops
 from service.storage.repositories.jobs import ItemOutcome, Job
 from service.storage.repositories.store import Store
 
@@ -90,14 +89,14 @@ class Migrations:
         return missing
 
     def _switch(self, context: JobContext, view: Gallery, damaged: set[int], loop: asyncio.AbstractEventLoop) -> bool:
-        def embed(sealed: Sequence[SealedCrop]) -> tuple[dict[int, Float], list[ItemOutcome]]:
+        def embed(sealed: SealedCrops) -> tuple[dict[int, Float], list[ItemOutcome]]:
             cut, outcomes = self._align(view, sealed)
             made = asyncio.run_coroutine_threadsafe(self._embed(view, cut, outcomes), loop)
             return made.result(REST_TIMEOUT_S), outcomes
 
         return self.generations.switch(view, context.job, embed, damaged, context.seconds)
 
-    def _align(self, view: Gallery, sealed: Sequence[SealedCrop]) -> tuple[Aligned, list[ItemOutcome]]:
+    def _align(self, view: Gallery, sealed: SealedCrops) -> tuple[Aligned, list[ItemOutcome]]:
         """Return aligned faces, and the outcomes of damaged crops."""
         served, cut, outcomes = self.recognizers.for_gallery(view), Aligned(), list[ItemOutcome]()
         for one in sealed:

@@ -31,7 +31,7 @@ from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cur
 from service.api.routes.enrollments import ARCHIVE_BODY, DetailOption, queue_archive
 from service.api.routes.erasures import to_deleted_out
 from service.domain.albums import Album, AlbumFace, AlbumGroup
-from service.usecases.albums import KIND, AlbumOptions, GroupOf, calibration_for, enroll_group
+from service.usecases.albums import KIND, GroupOf, calibration_for, enroll_group
 from service.usecases.enrollment_checks import Overrides
 
 routes = router("/v1/galleries/{gallery}/albums", "albums")
@@ -57,10 +57,10 @@ async def create_album(
     calibration_for(gallery, backend.risks)
     albums = backend.store.albums
     await backend.threads.run(albums.refuse_too_many, gallery)
-    options = AlbumOptions(risk, detail or backend.settings.expected_face_detail)
+    options = {"risk": risk, "detail": detail or backend.settings.expected_face_detail}
     expires_at = datetime.now(UTC) + timedelta(days=backend.settings.retention_albums_days)
     begin = albums.beginning(gallery, risk, expires_at)
-    return await queue_archive(request, backend, gallery, KIND, options.parameters(), begin)
+    return await queue_archive(request, backend, gallery, KIND, options, begin)
 
 
 @routes.get("", dependencies=[READ])

@@ -359,13 +359,11 @@ class Database:
                 raise StorageError("the PostgreSQL server is a standby, or its default is read-only", ACCOUNT_REMEDY)
 
     def unwrap_secrets(self) -> None:
-        """Unwrap the service's secrets outside of any transaction.
-
-        Raises StorageError, MasterKeyError.
-        """
+        """Unwrap the service's secrets outside of any transaction. Raises StorageError, MasterKeyError."""
         with self.read() as connection:
             rows = connection.execute(SECRETS).all()
-        self.vault.unwrap_secrets(rows)
+        for row in rows:
+            self.vault.unwrap(row)
 
     def with_own_pool(self, connections: int) -> Database:
         """Return the same database with its own connection pool, for long transactions. The caller closes it."""

@@ -7,13 +7,12 @@ All secrets are wrapped by one master key, and new keys use the same one. Rotati
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
+from cachetools import LRUCache
 from sqlalchemy.engine import Connection
 
 from service.core.errors import MasterKeyError
@@ -33,7 +32,7 @@ class Vault:
 
     def __init__(self, master: MasterKeys) -> None:
         self.master = master
-        self._seals: OrderedDict[int, tuple[bytes, Seal]] = OrderedDict()
+        self._seals = LRUCache[int, tuple[bytes, Seal]](MAX_OPEN_SEALS)
         """Wrapped key and seal by gallery. A restored older database may use a gallery number for another key."""
         self._secrets: dict[str, tuple[bytes, bytes]] = {}
         """Wrapped and unwrapped secret by name."""
@@ -59,15 +58,11 @@ class Vault:
         if wrapped is None or master_key is None:
             return Seal(partial(_raise_missing, gallery_pk))
         with self._lock:
-            if (cached := self._seals.get(gallery_pk)) is not None and cached[0] == wrapped:
-                self._seals.move_to_end(gallery_pk)
-                return cached[1]
-            seal = Seal(partial(self.master.unwrap, wrapped, GALLERY, master_key))
-            self._seals[gallery_pk] = wrapped, seal
-            self._seals.move_to_end(gallery_pk)
-            if len(self._seals) > MAX_OPEN_SEALS:
-                self._seals.popitem(last=False)
-        return seal
+            cached = self._seals.get(gallery_pk)
+            if cached is None or cached[0] != wrapped:
+                cached = wrapped, Seal(partial(self.master.unwrap, wrapped, GALLERY, master_key))
+                self._seals[gallery_pk] = cached
+        return cached[1]
 
     def evict(self, gallery_pk: int) -> None:
         with self._lock:
@@ -81,11 +76,6 @@ class Vault:
         for gallery_pk in set(cached) - set(connection.execute(query).scalars()):
             self.evict(gallery_pk)
 
-    def unwrap_secrets(self, rows: Iterable[sa.Row[Any]]) -> None:
-        """Unwrap and cache SECRETS rows. Raises MasterKeyError."""
-        for row in rows:
-            self._unwrap(row)
-
     def create_secret(self, connection: Connection, name: str) -> None:
         """Store a new secret of the service. Raises MasterKeyError."""
         connection.execute(secrets.insert().values(name=name, **self._wrapped(connection, new_key(), name)))
@@ -95,14 +85,15 @@ class Vault:
 
         The row is read each time, because a restore may have replaced the database.
         """
-        return self._unwrap(connection.execute(SECRET, {"secret": name}).one())
+        return self.unwrap(connection.execute(SECRET, {"secret": name}).one())
 
     def cached_secret(self, name: str) -> bytes | None:
         """Return the last unwrapped value of a secret, possibly from before a restore."""
         cached = self._secrets.get(name)
         return None if cached is None else cached[1]
 
-    def _unwrap(self, row: sa.Row[Any]) -> bytes:
+    def unwrap(self, row: sa.Row[Any]) -> bytes:
+        """Return the secret of a SECRETS row, and cache it. Raises MasterKeyError."""
         wrapped, cached = bytes(row.wrapped), self._secrets.get(row.name)
         if cached is None or cached[0] != wrapped:
             cached = wrapped, self.master.unwrap(wrapped, row.name, row.master_key)

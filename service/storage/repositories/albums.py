@@ -42,7 +42,7 @@ from service.storage.db.tables import album_faces, albums, galleries, jobs, subj
 from service.storage.repositories.erasures import ErasingStore, Receipt, delete_albums
 from service.storage.repositories.jobs import FINISHED, Beginning, ItemOutcome, Job, own_row, record_in
 from service.storage.repositories.subjects import name_subject, read_subject
-from service.storage.repositories.templates import admit, owners_of_others
+from service.storage.repositories.templates import admit
 
 FOUND: Final = "faces_found"
 NO_FACE: Final = "no_face"
@@ -251,11 +251,6 @@ class AlbumStore(ErasingStore):
             for row, vector in zip(rows, vectors, strict=True)
         }
 
-    def moved(self, gallery: Gallery, subject_id: str, template_ids: Collection[str]) -> dict[str, str]:
-        """Return the subjects that templates of this subject were moved to, by template id."""
-        with self._database.read() as connection:
-            return owners_of_others(connection, gallery, subject_id, template_ids)
-
     def enroll(
         self,
         gallery: Gallery,
@@ -298,9 +293,9 @@ class AlbumStore(ErasingStore):
         """Erase an album and its job. A repeated erasure returns the first receipt. Raises album_not_found."""
         return self._erase(gallery, "album", album_id, lambda *_: _missing(gallery, album_id))
 
-    def delete_ungrouped(self, album_id: str) -> int:
-        """Delete an album whose job ended without groups. Return whether it was one, as a number."""
-        return self._delete_due((albums.c.id == album_id) & albums.c.grouped_at.is_(None), with_jobs=False)
+    def delete_ungrouped(self, album_id: str) -> None:
+        """Delete an album whose job ended without groups."""
+        self._delete_due((albums.c.id == album_id) & albums.c.grouped_at.is_(None), with_jobs=False)
 
     def delete_expired(self, now: datetime) -> int:
         """Delete albums past their time with their jobs, and those whose job ended without groups; count them."""
@@ -366,15 +361,11 @@ def _albums(own: sa.ColumnElement[bool]) -> sa.Select[Any]:
     among = album_faces.c.album_pk.in_(sa.select(albums.c.pk).where(own))
     sizes = sa.select(album_faces.c.album_pk, album_faces.c.group_number, sa.func.count().label("size")).where(among)
     sized = sizes.group_by(album_faces.c.album_pk, album_faces.c.group_number).subquery()
-
-    def total(value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[int]:
-        return sa.func.coalesce(sa.func.sum(value), 0).label(name)
-
-    grouped = sized.c.group_number.is_not(None)
+    grouped = sa.func.count(sized.c.group_number)
     counts = (
-        total(sized.c.size, "face_count"),
-        total(sa.case((grouped & (sized.c.size > 1), 1), else_=0), "group_count"),
-        total(sa.case((grouped & (sized.c.size == 1), 1), else_=0), "single_count"),
+        sa.func.coalesce(sa.func.sum(sized.c.size), 0).label("face_count"),
+        grouped.filter(sized.c.size > 1).label("group_count"),
+        grouped.filter(sized.c.size == 1).label("single_count"),
     )
     joined = albums.outerjoin(sized, sized.c.album_pk == albums.c.pk)
     return sa.select(albums, *counts).select_from(joined).where(own).group_by(albums.c.pk)

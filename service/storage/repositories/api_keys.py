@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -31,26 +31,18 @@ _CONFLICT: Final = StorageBusyError("another API key was written at the same tim
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _CachedRing:
-    ring: Keyring
-    version: int | None
-    file_version: int | None
-
-
 class KeyStore:
     """API keys in SQL. Every method is one transaction and blocks, except :meth:`cached_ring`. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._cached: _CachedRing | None = None
+        self._cached: tuple[Keyring, int | None, int | None] | None = None
+        """Keys, their version, and that of the database file that they were current at."""
 
     def cached_ring(self) -> Keyring | None:
         """Return the cached keys, in microseconds, if the database file did not change since they were read."""
-        read = self._cached
-        if read is None or read.file_version is None or read.file_version != self._database.file_version(wait=False):
-            return None
-        return read.ring
+        ring, _, file_version = self._cached or (None, None, None)
+        return ring if file_version is not None and file_version == self._database.file_version(wait=False) else None
 
     def ring(self) -> Keyring:
         """Return all keys in their latest version. Raises StorageError, MasterKeyError."""
@@ -59,9 +51,9 @@ class KeyStore:
         file_version, before = self._database.file_version(), self._cached
         if before is not None:
             now = self._database.first(VERSION, {})
-            if now is not None and now.version == before.version:
-                self._cached = _CachedRing(before.ring, before.version, file_version)
-                return before.ring
+            if now is not None and now.version == before[1]:
+                self._cached = *before[:2], file_version
+                return before[0]
         with self._database.read() as connection:
             version = connection.execute(VERSION).scalar()
             secret = self._secret(connection)
@@ -70,7 +62,7 @@ class KeyStore:
             if key.altered:
                 log.error("API key %s was altered in the database and is rejected. Revoke it.", key.id)
         ring = Keyring(secret, keys)
-        self._cached = _CachedRing(ring, version, file_version)
+        self._cached = ring, version, file_version
         return ring
 
     def list_keys(

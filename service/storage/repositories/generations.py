@@ -7,7 +7,6 @@ generation stays until ``finish``, so that a roll-back is a switch. Numbers are 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -46,17 +45,10 @@ DROP: Final = "drop_vectors"
 MAX_REST: Final = 16
 """Crops that are embedded while the gallery's lock keeps its other writers waiting, at most."""
 DROP_BATCH: Final = 5000
-Embed = Callable[[Sequence["SealedCrop"]], tuple[Mapping[int, Float], Sequence[ItemOutcome]]]
+SealedCrops = Sequence[sa.Row[int, str, bytes]]
+"""Keys and ids of templates, and their crops (service.storage.db.row_sealing.open_crop): ``pk``, ``id``, ``sealed``."""
+Embed = Callable[[SealedCrops], tuple[Mapping[int, Float], Sequence[ItemOutcome]]]
 """Returns (d,) vectors by template key, without damaged crops, and the outcomes."""
-
-
-@dataclass(frozen=True)
-class SealedCrop:
-    """Crop of a template that a generation has not embedded (service.storage.db.row_sealing.open_crop)."""
-
-    pk: int
-    id: str
-    sealed: bytes
 
 
 class GenerationStore:
@@ -231,7 +223,7 @@ class GenerationStore:
             cropped = _lacking(view).join(crops, crops.c.template_pk == templates.c.pk)
             return sorted(connection.execute(cropped).scalars())
 
-    def crops(self, gallery: Gallery, keys: Sequence[int]) -> list[SealedCrop]:
+    def crops(self, gallery: Gallery, keys: Sequence[int]) -> SealedCrops:
         """Return the crops of these templates, without deleted ones."""
         with self._database.read() as connection:
             return _crops(connection, gallery, keys)
@@ -299,10 +291,10 @@ def _count(connection: Connection, gallery: Gallery, condition: sa.ColumnElement
     return int(connection.execute(query.select_from(templates)).scalar_one())
 
 
-def _crops(connection: Connection, gallery: Gallery, keys: Sequence[int]) -> list[SealedCrop]:
+def _crops(connection: Connection, gallery: Gallery, keys: Sequence[int]) -> SealedCrops:
     chosen = (templates.c.gallery_pk == gallery.pk) & templates.c.pk.in_(list(keys))
     query = sa.select(templates.c.pk, templates.c.id, crops.c.sealed).join(crops).where(chosen)
-    return [SealedCrop(*row) for row in connection.execute(query)]
+    return connection.execute(query).all()
 
 
 def _add(

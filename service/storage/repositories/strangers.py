@@ -115,7 +115,8 @@ class StrangerStore(ErasingStore):
         nearest = None if companion is None else self._nearest(companion, sighting.vector, met, search)
         found = recall(sighting.vector, nearest)
         if nearest is not None and found.is_met:
-            known = self._known(nearest.key)
+            row = self._database.first(STRANGER, {"pk": nearest.key})
+            known = None if row is None else _stranger_of(row)
             if known is not None and known.seen(now) is known and not found.is_diverse:
                 return known, False
         elif is_erased or not found.is_new:
@@ -138,11 +139,6 @@ class StrangerStore(ErasingStore):
     def _vectors(self, companion: Gallery, key: int) -> Float:
         with self._database.read() as connection:
             return read_snapshot(connection, companion, 0, templates.c.subject_pk == key).vectors
-
-    def _known(self, key: int) -> Stranger | None:
-        with self._database.read() as connection:
-            row = connection.execute(STRANGER, {"pk": key}).first()
-        return None if row is None else _stranger_of(row)
 
     def _write(
         self, gallery: Gallery, companion: Gallery | None, key: int | None, added: Sighting | None, now: datetime

@@ -125,6 +125,12 @@ class TemplateStore(ErasingStore):
                 chosen = templates.c.subject_pk == read_subject(connection, gallery, subject_id).pk
             return _read_with_subjects(connection, gallery, chosen, offset, limit)
 
+    def owners(self, gallery: Gallery, template_ids: Collection[str]) -> dict[str, str]:
+        """Return the ids of the subjects of existing templates, by template id."""
+        with self._database.read() as connection:
+            found = _read_with_subjects(connection, gallery, templates.c.id.in_(list(template_ids)))
+        return {template.id: template.subject for template in found}
+
     def by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Template]:
         """Return existing templates by row key."""
         with self._database.read() as connection:
@@ -327,14 +333,6 @@ def existing_ids(connection: Connection, gallery: Gallery, ids: Collection[str])
     """Return the template ids that the gallery has."""
     query = sa.select(templates.c.id).where(templates.c.gallery_pk == gallery.pk, templates.c.id.in_(list(ids)))
     return set(connection.execute(query).scalars())
-
-
-def owners_of_others(connection: Connection, gallery: Gallery, subject_id: str, ids: Collection[str]) -> dict[str, str]:
-    """Return the ids of the subjects of those templates that belong to other subjects, by template id."""
-    query = sa.select(templates.c.id, subjects.c.sealed).join(subjects, subjects.c.pk == templates.c.subject_pk)
-    foreign = subjects.c.lookup != subject_lookup(gallery.seal, subject_id)
-    found = query.where(templates.c.gallery_pk == gallery.pk, templates.c.id.in_(list(ids)), foreign)
-    return {row.id: open_subject(gallery.seal, row.sealed).id for row in connection.execute(found)}
 
 
 def _read_with_subjects(
