@@ -73,11 +73,8 @@ class AuditWriter:
                 await self._wait_for(None, (gallery, events))
             return
         outcomes = Counter(result["outcome"] for result in results)
-        found = list(dict.fromkeys(r["subject"] for r in results if r["outcome"] == "identified"))
-        details: dict[str, Any] = {"outcomes": dict(outcomes)}
-        if len(found) > 1:
-            details["subjects"] = [pseudonym(gallery, subject) for subject in found]
-        entry = Entry.about(gallery, "searched", found[0] if len(found) == 1 else None, **details)
+        found = [result["subject"] for result in results if result["outcome"] == "identified"]
+        entry = _entry(gallery, "searched", found, outcomes=dict(outcomes))
         await (self._wait_for(entry, (gallery, events)) if events else self._take(entry))
 
     async def verified(self, gallery: Gallery, subject: str, outcome: str) -> None:
@@ -89,18 +86,12 @@ class AuditWriter:
         """Record in one line that these stored crops were read: how many, and whose. Raises as :meth:`searched`."""
         if self._when == "off" or not shown:
             return
-        people = list(dict.fromkeys(one.subject for one in shown if one.subject is not None))
-        details: dict[str, Any] = {"count": len(shown)}
-        if len(people) > 1:
-            details["subjects"] = [pseudonym(gallery, subject) for subject in people]
-        if templates := [one.template for one in shown if one.template is not None]:
-            details["templates"] = templates
-        if strangers := [one.stranger for one in shown if one.stranger is not None]:
-            details["strangers"] = strangers
-        if faces := [one.face for one in shown if one.face is not None]:
-            details["albums"] = list(dict.fromkeys(one.album for one in shown if one.album is not None))
-            details["faces"] = faces
-        await self._take(Entry.about(gallery, "crop_read", people[0] if len(people) == 1 else None, **details))
+        named: dict[str, list[str]] = {}
+        for kind in ("subject", "template", "stranger", "album", "face"):
+            if given := [getattr(one, kind) for one in shown if getattr(one, kind) is not None]:
+                named[f"{kind}s"] = list(dict.fromkeys(given))
+        people = named.pop("subjects", [])
+        await self._take(_entry(gallery, "crop_read", people, count=len(shown), **named))
 
     async def enrollment_refused(self, gallery: Gallery, subject: str, code: str, count: int) -> None:
         """Record that so many photos or embeddings were refused for this subject, whatever the setting for searches.
@@ -211,6 +202,14 @@ class AuditWriter:
         if waiting := [one.future for one in batch if one.future is not None]:
             self._loop.call_soon_threadsafe(_settle, waiting, failure)
         return failure is None
+
+
+def _entry(gallery: Gallery, event: str, people: Sequence[str], **details: Any) -> Entry:
+    """Return an entry about one person, or with the pseudonyms of several in its details."""
+    found = list(dict.fromkeys(people))
+    if len(found) > 1:
+        details["subjects"] = [pseudonym(gallery, subject) for subject in found]
+    return Entry.about(gallery, event, found[0] if len(found) == 1 else None, **details)
 
 
 def _settle(waiting: Sequence[asyncio.Future[None]], failure: AuditWriteError | None) -> None:

@@ -383,6 +383,9 @@ def test_a_promoted_stranger_is_a_subject(database: Database, store: Store, gall
     assert np.array_equal(vectors, person(0)[None]) and qualities == [0.5]
     assert store.crops.read(after, [CropOf("ada")]) == [b"picture"]
     assert listed(store, after) == [] and count(database, templates) == 1
+    with database.read() as connection:
+        counts = sa.select(galleries.c.subject_count, galleries.c.template_count).order_by(galleries.c.pk)
+        assert connection.execute(counts).all() == [(1, 1), (0, 0)]  # the second one is of strangers
     assert {"stranger_remembered", "templates_enrolled", "stranger_promoted"} <= set(lines(database, gallery))
     with raises_code("stranger_not_found") as gone:
         store.strangers.promote(after, one.id, "ada", None, NOW)
