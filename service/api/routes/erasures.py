@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Query
 
-from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut
+from kith.wire.erasures import DeletedOut, ReceiptsOut
 from kith.wire.fields import SubjectId
 from service.api.http.access import ADMIN, BackendDep, GalleryDep, router
 from service.api.http.parameters import Cursor, PageLimit, SubjectPath, open_cursor, paginate
@@ -28,7 +28,7 @@ async def list_erasures(
     before = open_cursor(gallery.seal, cursor)
     listed = await backend.threads.run(backend.erasures.list_page, gallery, subject, before, limit + 1)
     page, more = paginate(listed, limit, gallery.seal, lambda row: row[0])
-    return ReceiptsOut(data=[to_receipt_out(receipt) for _, receipt in page], next=more)
+    return ReceiptsOut(data=[receipt for _, receipt in page], next=more)
 
 
 @routes.get("/galleries/{gallery}/subjects/{subject}/export", dependencies=[ADMIN], response_model=dict[str, Any])
@@ -40,16 +40,11 @@ async def export_subject(gallery: GalleryDep, subject: SubjectPath, backend: Bac
     return await backend.threads.run(everything_about, backend.store.database, gallery, subject)
 
 
-def to_receipt_out(receipt: Receipt) -> ReceiptOut:
-    """Convert a receipt."""
-    return ReceiptOut(**receipt.document())
-
-
 def to_deleted_out(receipt: Receipt) -> DeletedOut:
     """Convert the receipt of a deletion."""
     return DeletedOut(
         subject_count=receipt.removed.get("subjects", 0),
         template_count=receipt.removed.get("templates", 0),
         stranger_count=receipt.removed.get("strangers", 0),
-        receipt=to_receipt_out(receipt),
+        receipt=receipt,
     )

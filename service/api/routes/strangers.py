@@ -13,7 +13,7 @@ from service.api.http.access import ADMIN, ENROLL, READ, BackendDep, GalleryDep,
 from service.api.http.bodies import JsonBody
 from service.api.http.openapi import example
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
-from service.api.routes.erasures import to_deleted_out, to_receipt_out
+from service.api.routes.erasures import to_deleted_out
 from service.api.routes.subjects import to_subject_out
 from service.domain.strangers import Stranger
 from service.storage.privacy.subject_access import everything_about_stranger
@@ -64,9 +64,7 @@ async def promote_stranger(
     now = datetime.now(UTC)
     done = await backend.run_on_gallery(gallery, promote, stranger, body.subject, body.name, now)
     backend.risks.derive_later(await backend.find_gallery(gallery.name))
-    return MergedOut(
-        subject=to_subject_out(done.into), template_count=done.templates, receipt=to_receipt_out(done.receipt)
-    )
+    return MergedOut(subject=to_subject_out(done.into), template_count=done.templates, receipt=done.receipt)
 
 
 @routes.post(
@@ -78,7 +76,7 @@ async def merge_stranger(
     """Merge a stranger into another one that is the same person. Visits add up. A merge cannot be undone."""
     merge = backend.store.strangers.merge
     merged, receipt = await backend.run_on_gallery(gallery, merge, stranger, body.into)
-    return StrangerMergedOut(stranger=_stranger(merged), receipt=to_receipt_out(receipt))
+    return StrangerMergedOut(stranger=_stranger(merged), receipt=receipt)
 
 
 @routes.get("/{stranger}/export", dependencies=[ADMIN], response_model=dict[str, Any])

@@ -38,7 +38,7 @@ from service.api.http.parameters import (
     open_cursor,
     paginate,
 )
-from service.api.routes.erasures import to_deleted_out, to_receipt_out
+from service.api.routes.erasures import to_deleted_out
 from service.core.errors import InvalidRequestError
 from service.domain.gallery import CropOf, Decoy, Gallery, Subject, SubjectFilter, Template
 from service.domain.person_search import words_of
@@ -160,9 +160,7 @@ async def merge_subject(
     """
     done = await backend.run_on_gallery(gallery, backend.store.subjects.merge, subject, body.into)
     backend.risks.derive_later(await backend.find_gallery(gallery.name))
-    return MergedOut(
-        subject=to_subject_out(done.into), template_count=done.templates, receipt=to_receipt_out(done.receipt)
-    )
+    return MergedOut(subject=to_subject_out(done.into), template_count=done.templates, receipt=done.receipt)
 
 
 @routes.get("/{subject}/templates", dependencies=[READ])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -33,7 +32,7 @@ Known = tuple[Receipt, str]
 def known(connection: Connection) -> list[Known]:
     """Return the receipts of all current and deleted galleries, the oldest first."""
     query = sa.select(erasures).order_by(erasures.c.pk)
-    return [(erasure.receipt_of(row), row.key) for row in connection.execute(query)]
+    return [(Receipt.model_validate(row), row.key) for row in connection.execute(query)]
 
 
 def repeat(vault: Vault, connection: Connection, before: Sequence[Known], as_of: datetime) -> list[Receipt]:
@@ -52,7 +51,7 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known], as_of:
         if receipt.id in here:
             continue
         gallery = by_key.get(key)
-        stored = replace(receipt, gallery_pk=0 if gallery is None else gallery.pk)
+        stored = receipt.model_copy(update={"gallery_pk": 0 if gallery is None else gallery.pk})
         erasure.insert_receipt(connection, stored, key)
         if receipt.kind == MOVED:
             assert receipt.subject is not None  # noqa: S101 - as record_erasure writes it

@@ -122,7 +122,7 @@ def _read(connection: Connection, gallery: Gallery, lookup: str) -> tuple[dict[s
             _plain(each, "job", "kind", "at") | seal.open_json(each.sealed, ITEM) for each in connection.execute(items)
         ],
         "events": _events(connection, gallery, subject_pk),
-        "receipts": [each.document() for each in receipts(connection, gallery, lookup)],
+        "receipts": [each.model_dump(mode="json") for each in receipts(connection, gallery, lookup)],
         "audit": _lines(connection, gallery, lookup),
     }
     if row is None:

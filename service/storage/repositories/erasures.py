@@ -10,15 +10,15 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
+from pydantic import ConfigDict, Field
 from sqlalchemy.engine import Connection
 
 from kith.wire.common import ErasedKind
-from kith.wire.fields import rfc3339
+from kith.wire.erasures import ReceiptOut
 from service.core.errors import KithError, MasterKeyError, SubjectErasedError
 from service.domain.gallery import Gallery
 from service.security.sealing import Seal
@@ -63,29 +63,12 @@ COUNTED: Final = (templates.c.subject_pk, subjects.c.owner_pk, album_faces.c.sub
 STRANGERS: Final[tuple[ErasedKind, ...]] = ("stranger", "strangers")
 
 
-@dataclass(frozen=True)
-class Receipt:
-    """What was erased, or moved."""
+class Receipt(ReceiptOut):
+    """What was erased, or moved. ``log_emptied``: None if it is not known."""
 
-    id: str
-    kind: ErasedKind
-    gallery_pk: int
-    gallery: str
-    subject: str | None
-    """Keyed hash of the subject's id; the random id of a stranger or an album."""
-    template: str | None
-    """Id of the erased template or decoy."""
-    removed: dict[str, int] = field(hash=False)
-    """What was deleted, by table: people and photos, not each row about them. Of a merged subject, what left it."""
-    at: datetime
-    moved_to: str | None = None
-    """Of the kind moved: keyed hash of the subject, or id of the stranger, that has the data since."""
-    log_emptied: bool | None = None
-    """True if SQLite's write-ahead log, which keeps old pages, was truncated since. None: unknown, or PostgreSQL."""
+    model_config = ConfigDict(from_attributes=True)
 
-    def document(self) -> dict[str, Any]:
-        """Return the receipt as JSON, without the gallery's row key."""
-        return {name: value for name, value in vars(self).items() if name != "gallery_pk"} | {"at": rfc3339(self.at)}
+    gallery_pk: int = Field(exclude=True)
 
 
 class ErasureStore:
@@ -104,14 +87,14 @@ class ErasureStore:
         if before is not None:
             query = query.where(erasures.c.pk < before)
         with self._database.read() as connection:
-            return [(row.pk, receipt_of(row)) for row in connection.execute(query.limit(limit))]
+            return [(row.pk, Receipt.model_validate(row)) for row in connection.execute(query.limit(limit))]
 
     def of_deleted_gallery(self, name: str) -> Receipt | None:
         """Return the receipt of the latest deleted gallery of this name."""
         query = sa.select(erasures).where(erasures.c.gallery == name, erasures.c.kind == "gallery")
         with self._database.read() as connection:
             row = connection.execute(query.order_by(erasures.c.pk.desc()).limit(1)).first()
-        return None if row is None else with_log_emptied(self._database, receipt_of(row))
+        return None if row is None else with_log_emptied(self._database, Receipt.model_validate(row))
 
 
 def key_name(seal: Seal) -> str:
@@ -124,7 +107,7 @@ def key_name(seal: Seal) -> str:
 
 def with_log_emptied(database: Database, receipt: Receipt) -> Receipt:
     """Truncate SQLite's write-ahead log, which still holds the erased pages, and note the result in the receipt."""
-    return replace(receipt, log_emptied=database.truncate_wal())
+    return receipt.model_copy(update={"log_emptied": database.truncate_wal()})
 
 
 class ErasingStore:
@@ -270,7 +253,17 @@ def record_erasure(
         about["stranger" if kind == MOVED else kind] = object_id
     note(vault, connection, event or EVENTS[kind], gallery, subject_id, **about)
     name, part = (object_id, None) if subject_id is None else (subject_lookup(gallery.seal, subject_id), object_id)
-    receipt = Receipt(receipt_id, kind, gallery.pk, gallery.name, name, part, counts, now, moved_to)
+    receipt = Receipt(
+        id=receipt_id,
+        kind=kind,
+        gallery_pk=gallery.pk,
+        gallery=gallery.name,
+        subject=name,
+        template=part,
+        removed=counts,
+        at=now,
+        moved_to=moved_to,
+    )
     insert_receipt(connection, receipt, key_name(gallery.seal) if key is None else key)
     return receipt
 
@@ -295,13 +288,7 @@ def receipts(connection: Connection, gallery: Gallery, name: str) -> list[Receip
     """Return the receipts of a subject, by its keyed hash, and of its templates, latest first."""
     own = (erasures.c.gallery_pk == gallery.pk) & (erasures.c.subject == name)
     rows = connection.execute(sa.select(erasures).where(own).order_by(erasures.c.pk.desc()))
-    return [receipt_of(row) for row in rows]
-
-
-def receipt_of(row: sa.Row[Any]) -> Receipt:
-    return Receipt(
-        row.id, row.kind, row.gallery_pk, row.gallery, row.subject, row.template, row.removed, row.at, row.moved_to
-    )
+    return [Receipt.model_validate(row) for row in rows]
 
 
 # Checks of later work

@@ -317,7 +317,7 @@ def read_stranger(connection: Connection, gallery: Gallery, stranger_id: str) ->
 
 
 def _not_found(gallery: Gallery, stranger_id: str, erased: Receipt | None) -> NotFoundError:
-    details: dict[str, Any] = {} if erased is None else {"receipt": erased.document()}
+    details: dict[str, Any] = {} if erased is None else {"receipt": erased.model_dump(mode="json")}
     return NotFoundError("stranger", f"gallery {gallery.name!r} remembers no stranger {stranger_id!r}", **details)
 
 

@@ -299,7 +299,7 @@ def _has_id(gallery: Gallery, subject_id: str) -> sa.ColumnElement[bool]:
 
 
 def _not_found(gallery: Gallery, subject_id: str, erased: Receipt | None = None) -> KithError:
-    details: dict[str, Any] = {} if erased is None else {"receipt": erased.document()}
+    details: dict[str, Any] = {} if erased is None else {"receipt": erased.model_dump(mode="json")}
     return SubjectNotFoundError(f"there is no subject {subject_id!r} in gallery {gallery.name!r}", **details)
 
 
