@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from pydantic import Field
+
+from kith.wire.albums import AlbumGroupOut
 from models.runtime.network import Float
 from service.domain.gallery import Crop
 
@@ -70,27 +73,8 @@ class NewAlbumFace:
     crop: Crop
 
 
-@dataclass(frozen=True)
-class AlbumFace:
-    """Face of an album. ``certainty``: None if a person put the face into its group."""
+class AlbumGroup(AlbumGroupOut):
+    """Group with its first EXAMPLES faces."""
 
-    pk: int
-    id: str
-    record: FaceRecord
-    certainty: float | None
-
-
-@dataclass(frozen=True)
-class AlbumGroup:
-    """Faces that are taken for one person. ``faces``: the first EXAMPLES. ``subject``: whom others were enrolled as."""
-
-    number: int
-    face_count: int
-    faces: Sequence[AlbumFace]
-    subject_pk: int | None
-    subject: str | None = None
-    name: str | None = None
-
-    @property
-    def id(self) -> str:
-        return f"g{self.number}"
+    number: int = Field(exclude=True)
+    subject_pk: int | None = Field(exclude=True)

@@ -26,7 +26,7 @@ from service.core.errors import (
     RefusedError,
     RiskUncalibratedError,
 )
-from service.domain.albums import MAX_PHOTOS, Album, AlbumFace, FaceRecord, NewAlbumFace
+from service.domain.albums import MAX_PHOTOS, Album, FaceRecord, NewAlbumFace
 from service.domain.gallery import Gallery, NewTemplate
 from service.inference.archives import ArchivedFile, ArchiveLimits, iterate_members, read_contents
 from service.inference.photo_pipeline import Face, Photo
@@ -84,8 +84,8 @@ class AlbumJobs:
             await self._embed_all(context, gallery, album, served, options["detail"])
             context.check()
             faces, vectors = await context.run(store.albums.faces_to_group, album, gallery)
-            usable = np.array([row for row, face in enumerate(faces) if not face.record.reasons], np.int64)
-            photos = _photo_numbers([faces[row] for row in usable])
+            usable = np.array([row for row, (_, face) in enumerate(faces) if not face.reasons], np.int64)
+            photos = _photo_numbers([faces[row][1] for row in usable])
             work = partial(group_faces_of_album, vectors[usable], photos, calibration, options["risk"])
             found = await self.heavy.run((KIND, album.id), work)
             context.check()
@@ -195,18 +195,20 @@ def _new_faces(item: _Item, photo: Photo, gallery: Gallery) -> Iterator[NewAlbum
         )
 
 
-def _photo_numbers(faces: Sequence[AlbumFace]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    numbers = {photo: number for number, photo in enumerate(dict.fromkeys(face.record.hash for face in faces))}
-    return np.array([numbers[face.record.hash] for face in faces], np.int64)
+def _photo_numbers(faces: Sequence[FaceRecord]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    numbers = {photo: number for number, photo in enumerate(dict.fromkeys(face.hash for face in faces))}
+    return np.array([numbers[face.hash] for face in faces], np.int64)
 
 
-def _groups(faces: Sequence[AlbumFace], usable: Sequence[int], found: Grouping) -> list[list[tuple[int, float | None]]]:
+def _groups(
+    faces: Sequence[tuple[int, FaceRecord]], usable: Sequence[int], found: Grouping
+) -> list[list[tuple[int, float | None]]]:
     """Return row keys and certainties of the groups, then of single faces, those of low quality last."""
     groups: list[list[tuple[int, float | None]]] = [
-        [(faces[usable[row]].pk, certainty) for row, certainty in members] for members in found.groups
+        [(faces[usable[row]][0], certainty) for row, certainty in members] for members in found.groups
     ]
-    groups += [[(faces[usable[row]].pk, None)] for row in found.singles]
-    groups += [[(face.pk, None)] for face in faces if face.record.reasons]
+    groups += [[(faces[usable[row]][0], None)] for row in found.singles]
+    groups += [[(pk, None)] for pk, face in faces if face.reasons]
     return groups
 
 

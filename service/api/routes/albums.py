@@ -10,7 +10,6 @@ from fastapi import Query, Request
 from kith.wire.albums import (
     AlbumEnrolledOut,
     AlbumEnrollIn,
-    AlbumFaceOut,
     AlbumFacesOut,
     AlbumGroupOut,
     AlbumGroupsOut,
@@ -30,7 +29,7 @@ from service.api.http.openapi import example
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
 from service.api.routes.enrollments import ARCHIVE_BODY, DetailOption, queue_archive
 from service.api.routes.erasures import to_deleted_out
-from service.domain.albums import Album, AlbumFace, AlbumGroup
+from service.domain.albums import Album
 from service.usecases.albums import KIND, GroupOf, calibration_for, enroll_group
 from service.usecases.enrollment_checks import Overrides
 
@@ -99,7 +98,7 @@ async def list_album_groups(
     after, albums = open_cursor(gallery.seal, cursor), backend.store.albums
     listed = await backend.threads.run(albums.groups, gallery, album, single, after, limit + 1)
     page, more = paginate(listed, limit, gallery.seal, lambda group: group.number)
-    return AlbumGroupsOut(data=[_group(each) for each in page], next=more)
+    return AlbumGroupsOut(data=[*page], next=more)
 
 
 @routes.get("/{album}/groups/{group}/faces", dependencies=[READ])
@@ -115,7 +114,7 @@ async def list_album_faces(
     after, albums = open_cursor(gallery.seal, cursor), backend.store.albums
     listed = await backend.threads.run(albums.faces, gallery, album, _number(group), after, limit + 1)
     page, more = paginate(listed, limit, gallery.seal, lambda row: row[0])
-    return AlbumFacesOut(data=[_face(face) for _, face in page], next=more)
+    return AlbumFacesOut(data=[face for _, face in page], next=more)
 
 
 @routes.post("/{album}/groups/{group}/merge", dependencies=[ENROLL], openapi_extra=example({"into": "g1"}))
@@ -124,7 +123,7 @@ async def merge_album_group(
 ) -> AlbumGroupOut:
     """Merge a group into another one that is the same person. Return the remaining group."""
     merge = backend.store.albums.merge
-    return _group(await backend.run_on_gallery(gallery, merge, album, _number(group), _number(body.into)))
+    return await backend.run_on_gallery(gallery, merge, album, _number(group), _number(body.into))
 
 
 @routes.post(
@@ -137,7 +136,7 @@ async def split_album_group(
 ) -> AlbumGroupOut:
     """Move faces that are another person to a new group. Return it."""
     split = backend.store.albums.split
-    return _group(await backend.run_on_gallery(gallery, split, album, _number(group), body.faces))
+    return await backend.run_on_gallery(gallery, split, album, _number(group), body.faces)
 
 
 @routes.post(
@@ -179,21 +178,3 @@ def _album(album: Album) -> AlbumOut:
     about = {name: getattr(album, name) for name in AlbumOut.model_fields if name not in ("state", "threshold")}
     threshold = None if album.threshold is None else round(album.threshold, 4)
     return AlbumOut(state="grouping" if album.grouped_at is None else "ready", threshold=threshold, **about)
-
-
-def _group(group: AlbumGroup) -> AlbumGroupOut:
-    return AlbumGroupOut(
-        id=group.id,
-        subject=group.subject,
-        name=group.name,
-        face_count=group.face_count,
-        faces=[_face(face) for face in group.faces],
-    )
-
-
-def _face(face: AlbumFace) -> AlbumFaceOut:
-    certainty = None if face.certainty is None else round(face.certainty, 4)
-    about = face.record
-    return AlbumFaceOut(
-        id=face.id, photo=about.photo, box=list(about.box), certainty=certainty, reasons=list(about.reasons)
-    )

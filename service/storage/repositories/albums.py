@@ -15,6 +15,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from kith.wire.albums import AlbumFaceOut
 from models.runtime.network import Float
 from service.core.errors import (
     GalleryChangedError,
@@ -29,7 +30,6 @@ from service.domain.albums import (
     MAX_ALBUMS,
     MAX_FACES,
     Album,
-    AlbumFace,
     AlbumGroup,
     FaceRecord,
     NewAlbumFace,
@@ -113,16 +113,16 @@ class AlbumStore(ErasingStore):
                 connection.execute(album_faces.insert(), rows)
         return canceled
 
-    def faces_to_group(self, album: Album, gallery: Gallery) -> tuple[list[AlbumFace], Float]:
-        """Return all faces and their (n, d) vectors, in the order of the photos' content and of the faces in them."""
+    def faces_to_group(self, album: Album, gallery: Gallery) -> tuple[list[tuple[int, FaceRecord]], Float]:
+        """Return all row keys and faces, and (n, d) vectors, by the photos' content and the faces' numbers."""
         query: sa.Select[Any] = sa.select(*SHOWN, album_faces.c.vector).where(album_faces.c.album_pk == album.pk)
-        seal, faces = gallery.seal, list[AlbumFace]()
+        seal, faces = gallery.seal, list[tuple[int, FaceRecord]]()
         blocks = [np.zeros((0, gallery.dimension), np.float32)]
         with self._database.read() as connection:
             for rows in connection.execution_options(yield_per=READ_AT_ONCE).execute(query).partitions():
-                faces += [_face_of(seal, row) for row in rows]
+                faces += [(row.pk, _record_of(seal, row)) for row in rows]
                 blocks.append(seal.open_vectors([row.vector for row in rows], album.generation, gallery.dimension))
-        order = sorted(range(len(faces)), key=lambda row: (faces[row].record.hash, faces[row].record.number))
+        order = sorted(range(len(faces)), key=lambda row: (faces[row][1].hash, faces[row][1].number))
         return [faces[row] for row in order], np.concatenate(blocks)[order]
 
     def set_groups(
@@ -180,7 +180,7 @@ class AlbumStore(ErasingStore):
 
     def faces(
         self, gallery: Gallery, album_id: str, number: int, after: int | None, limit: int
-    ) -> list[tuple[int, AlbumFace]]:
+    ) -> list[tuple[int, AlbumFaceOut]]:
         """Return faces of a group, the most certain first, each with its place: ``limit`` after the first ``after``.
 
         Raises album_group_not_found; as :meth:`groups`.
@@ -247,7 +247,7 @@ class AlbumStore(ErasingStore):
         seal = gallery.seal
         vectors = seal.open_vectors([row.vector for row in rows], album.generation, gallery.dimension)
         return group.face_count, {
-            row.id: NewAlbumFace(_face_of(seal, row).record, vector, open_crop(seal, row.crop))
+            row.id: NewAlbumFace(_record_of(seal, row), vector, open_crop(seal, row.crop))
             for row, vector in zip(rows, vectors, strict=True)
         }
 
@@ -347,8 +347,13 @@ def _row_of(seal: Seal, album: Album, face: NewAlbumFace) -> dict[str, Any]:
     }
 
 
-def _face_of(seal: Seal, row: sa.Row[Any]) -> AlbumFace:
-    return AlbumFace(row.pk, row.id, FaceRecord(**seal.open_json(row.sealed, ALBUM_FACE)), row.certainty)
+def _record_of(seal: Seal, row: sa.Row[Any]) -> FaceRecord:
+    return FaceRecord(**seal.open_json(row.sealed, ALBUM_FACE))
+
+
+def _face_of(seal: Seal, row: sa.Row[Any]) -> AlbumFaceOut:
+    about, certainty = _record_of(seal, row), None if row.certainty is None else round(row.certainty, 4)
+    return AlbumFaceOut.model_validate(vars(about) | {"id": row.id, "certainty": certainty})
 
 
 def current_albums(gallery: Gallery) -> sa.ColumnElement[bool]:
@@ -430,12 +435,14 @@ def _groups(
     shown = own & number.in_([row.group_number for row in rows])
     ranked = sa.select(album_faces.c.pk, place).where(shown).subquery()
     first = sa.select(*SHOWN).join(ranked, ranked.c.pk == album_faces.c.pk).where(ranked.c.place <= EXAMPLES)
-    faces: dict[int, list[AlbumFace]] = {}
+    faces: dict[int, list[AlbumFaceOut]] = {}
     for row in connection.execute(first.order_by(ranked.c.place)):
         faces.setdefault(row.group_number, []).append(_face_of(gallery.seal, row))
     groups = []
     for row in rows:
         known = None if row.sealed is None else open_subject(gallery.seal, row.sealed)
-        whom = {} if known is None else {"subject": known.id, "name": known.name}
-        groups.append(AlbumGroup(row.group_number, row.face_count, faces[row.group_number], row.subject_pk, **whom))
+        whom = {"subject": None, "name": None} if known is None else {"subject": known.id, "name": known.name}
+        about = whom | {name: row._mapping[name] for name in ("face_count", "subject_pk")}
+        number = row.group_number
+        groups.append(AlbumGroup(id=f"g{number}", number=number, faces=faces[number], **about))
     return groups

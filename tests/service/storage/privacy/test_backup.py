@@ -109,8 +109,8 @@ def filled(database: Database) -> Store:
     album = store.albums.get(two, made.id)
     about = FaceRecord("ada.jpg", "5" * 64, 1, [1, 2, 3, 4], 0.9, {}, [], None)
     store.albums.add(made, album, [], [NewAlbumFace(about, vectors(1)[0], Crop(b"face", ((1, 2.5),)))], 1)
-    ((found,), _) = store.albums.faces_to_group(album, two)
-    store.albums.set_groups(made, album, [[(found.pk, None)]], None)
+    (((pk, _),), _) = store.albums.faces_to_group(album, two)
+    store.albums.set_groups(made, album, [[(pk, None)]], None)
     jobs_of.finish(made, "succeeded")
     now = sa.func.current_timestamp()
     with database.write(LocalError("backup", "")) as connection:

@@ -253,7 +253,7 @@ def enroll_faces(store: Store, jobs: JobStore, people: dict[str, list[NewTemplat
     ]
     store.albums.add(job, album, [], faces, 1)
     stored, _ = store.albums.faces_to_group(album, gallery)
-    groups = [[(face.pk, 0.5) for face in stored if face.record.hash == name] for name in people]
+    groups = [[(pk, 0.5) for pk, face in stored if face.hash == name] for name in people]
     store.albums.set_groups(job, album, groups, 0.4)
     for number, (name, own) in enumerate(people.items(), start=1):
         _, faces = store.albums.to_enroll(gallery, album.id, number, 1)
