@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from pydantic import Field
 
-from kith.wire.albums import AlbumGroupOut
+from kith.wire.albums import AlbumGroupOut, AlbumOut
 from models.runtime.network import Float
 from service.domain.gallery import Crop
 
@@ -22,23 +21,11 @@ EXAMPLES: Final = 8
 """Faces of a group that a list of groups shows."""
 
 
-@dataclass(frozen=True)
-class Album:
-    """Album. ``grouped_at``: None while its job runs. ``threshold``: None also if there were too few faces."""
+class Album(AlbumOut):
+    """Album, and the generation of its vectors."""
 
-    pk: int
-    id: str
-    generation: int
-    risk: float
-    threshold: float | None
-    photo_count: int
-    face_count: int
-    group_count: int
-    """Groups of several faces."""
-    single_count: int
-    grouped_at: datetime | None
-    created_at: datetime
-    expires_at: datetime
+    pk: int = Field(exclude=True)
+    generation: int = Field(exclude=True)
 
 
 @dataclass(frozen=True)

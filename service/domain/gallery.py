@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from kith.wire.common import IndexSetting, LivenessSetting, TemplateKind
+from kith.wire.subjects import TemplateOut
 from models.risk.impostor_evidence import ImpostorEvidence
 from models.runtime.network import Float
 from models.vision.quality_gate import QualityGate
@@ -168,26 +170,9 @@ class SubjectLabel:
     name: str | None
 
 
-@dataclass(frozen=True)
-class Template:
-    pk: int
-    id: str
-    subject: str
-    kind: TemplateKind
-    quality: dict[str, float] | None
-    detection_score: float | None
-    created_at: datetime
-
-
-@dataclass(frozen=True)
-class Decoy:
-    """Stranger who was mistaken for ``subject``. ``in_use``: made by the recognizer that answers requests."""
-
-    id: str
-    subject: str
-    kind: TemplateKind
-    in_use: bool
-    created_at: datetime
+class Template(TemplateOut):
+    pk: int = Field(exclude=True)
+    subject: str = Field(exclude=True)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from kith.wire.fields import rfc3339
+from pydantic import Field
+
+from kith.wire.strangers import SightingOut, StrangerOut
 from models.runtime.network import Float
 
 MAX_STRANGERS: Final = 5000
@@ -20,32 +22,21 @@ SIGHTING_STEP: Final = timedelta(minutes=1)
 """Precision of ``last_seen``: a face in front of a camera is written once in this time."""
 
 
-@dataclass(frozen=True)
-class Stranger:
-    """Unknown person with a lasting ``id``. ``seen_count``: number of visits."""
+class Stranger(StrangerOut):
+    """Unknown person with a lasting ``id``."""
 
-    pk: int
-    id: str
-    first_seen: datetime
-    last_seen: datetime
-    seen_count: int
-    template_count: int = 0
+    pk: int = Field(exclude=True)
 
     def seen(self, now: datetime) -> Stranger:
         """Return the stranger after a sighting; the same if nothing is to be written."""
         if now - self.last_seen < SIGHTING_STEP:
             return self
         visits = self.seen_count + (now - self.last_seen > VISIT_GAP)
-        return replace(self, last_seen=now, seen_count=visits)
+        return self.model_copy(update={"last_seen": now, "seen_count": visits})
 
     def sighting(self) -> dict[str, Any]:
         """Return a ``SightingOut`` as JSON."""
-        return {
-            "id": self.id,
-            "first_seen": rfc3339(self.first_seen),
-            "last_seen": rfc3339(self.last_seen),
-            "seen_count": self.seen_count,
-        }
+        return self.model_dump(mode="json", include=set(SightingOut.model_fields))
 
 
 @dataclass(frozen=True)

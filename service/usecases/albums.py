@@ -80,7 +80,7 @@ class AlbumJobs:
             self.backend.recognizers.for_gallery(gallery),
             calibration_for(gallery, self.backend.risks),
         )
-        if album.grouped_at is None:
+        if album.state == "grouping":
             await self._embed_all(context, gallery, album, served, options["detail"])
             context.check()
             faces, vectors = await context.run(store.albums.faces_to_group, album, gallery)

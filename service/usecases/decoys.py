@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kith.wire.subjects import DecoyIn
+from kith.wire.subjects import DecoyIn, DecoyOut
 from service.core.errors import GalleryMovedError, InvalidRequestError
-from service.domain.gallery import Decoy, Gallery, NewTemplate
+from service.domain.gallery import Gallery, NewTemplate
 from service.inference.recognizers import check_recognizer, check_vectors
 from service.security.callers import Caller
 from service.usecases.backend import Backend
@@ -13,7 +13,7 @@ from service.usecases.enrollment_checks import Overrides, choose_face, embed_for
 
 async def add_decoy(
     backend: Backend, snapshot: Gallery, caller: Caller, subject: str, body: DecoyIn
-) -> tuple[Decoy, bool]:
+) -> tuple[DecoyOut, bool]:
     """Store the photo or embedding of ``body`` as a decoy. Return it, and whether it is new.
 
     Raises InvalidRequestError: not exactly one. ForbiddenError: an embedding, without the scope vectors. no_face,

@@ -29,7 +29,6 @@ from service.api.http.openapi import example
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
 from service.api.routes.enrollments import ARCHIVE_BODY, DetailOption, queue_archive
 from service.api.routes.erasures import to_deleted_out
-from service.domain.albums import Album
 from service.usecases.albums import KIND, GroupOf, calibration_for, enroll_group
 from service.usecases.enrollment_checks import Overrides
 
@@ -65,13 +64,13 @@ async def create_album(
 @routes.get("", dependencies=[READ])
 async def list_albums(gallery: GalleryDep, backend: BackendDep) -> AlbumsOut:
     """List the albums of a gallery, the latest first. There are at most 20."""
-    return AlbumsOut(data=[_album(each) for each in await backend.threads.run(backend.store.albums.list_all, gallery)])
+    return AlbumsOut(data=[*await backend.threads.run(backend.store.albums.list_all, gallery)])
 
 
 @routes.get("/{album}", dependencies=[READ])
 async def get_album(gallery: GalleryPath, album: ObjectId, backend: BackendDep) -> AlbumOut:
     """Return an album."""
-    return _album(await backend.threads.run(backend.store.albums.get, await backend.find_gallery(gallery), album))
+    return await backend.threads.run(backend.store.albums.get, await backend.find_gallery(gallery), album)
 
 
 @routes.delete("/{album}", dependencies=[ENROLL])
@@ -172,9 +171,3 @@ async def enroll_album_group(
 
 def _number(group: str) -> int:
     return int(group.removeprefix("g"))
-
-
-def _album(album: Album) -> AlbumOut:
-    about = {name: getattr(album, name) for name in AlbumOut.model_fields if name not in ("state", "threshold")}
-    threshold = None if album.threshold is None else round(album.threshold, 4)
-    return AlbumOut(state="grouping" if album.grouped_at is None else "ready", threshold=threshold, **about)

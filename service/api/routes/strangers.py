@@ -15,7 +15,6 @@ from service.api.http.openapi import example
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
 from service.api.routes.erasures import to_deleted_out
 from service.api.routes.subjects import to_subject_out
-from service.domain.strangers import Stranger
 from service.storage.privacy.subject_access import everything_about_stranger
 
 routes = router("/v1/galleries/{gallery}/strangers", "strangers")
@@ -29,7 +28,7 @@ async def list_strangers(
     before = open_cursor(gallery.seal, cursor)
     listed = await backend.threads.run(backend.store.strangers.list_page, gallery, before, limit + 1)
     page, more = paginate(listed, limit, gallery.seal, lambda row: row.pk)
-    return StrangersOut(data=[_stranger(one) for one in page], next=more)
+    return StrangersOut(data=[*page], next=more)
 
 
 @routes.delete("", dependencies=[ADMIN])
@@ -41,7 +40,7 @@ async def forget_strangers(gallery: GalleryPath, backend: BackendDep) -> Deleted
 @routes.get("/{stranger}", dependencies=[READ])
 async def get_stranger(gallery: GalleryDep, stranger: ObjectId, backend: BackendDep) -> StrangerOut:
     """Return a stranger."""
-    return _stranger(await backend.threads.run(backend.store.strangers.get, gallery, stranger))
+    return await backend.threads.run(backend.store.strangers.get, gallery, stranger)
 
 
 @routes.delete("/{stranger}", dependencies=[ENROLL])
@@ -76,14 +75,10 @@ async def merge_stranger(
     """Merge a stranger into another one that is the same person. Visits add up. A merge cannot be undone."""
     merge = backend.store.strangers.merge
     merged, receipt = await backend.run_on_gallery(gallery, merge, stranger, body.into)
-    return StrangerMergedOut(stranger=_stranger(merged), receipt=receipt)
+    return StrangerMergedOut(stranger=merged, receipt=receipt)
 
 
 @routes.get("/{stranger}/export", dependencies=[ADMIN], response_model=dict[str, Any])
 async def export_stranger(gallery: GalleryDep, stranger: StrangerPath, backend: BackendDep) -> dict[str, Any]:
     """Export all data about a stranger: stored data with embeddings and crops, events, and audit entries."""
     return await backend.threads.run(everything_about_stranger, backend.store.database, gallery, stranger)
-
-
-def _stranger(stranger: Stranger) -> StrangerOut:
-    return StrangerOut.model_validate(stranger, from_attributes=True)

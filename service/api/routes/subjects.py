@@ -40,7 +40,7 @@ from service.api.http.parameters import (
 )
 from service.api.routes.erasures import to_deleted_out
 from service.core.errors import InvalidRequestError
-from service.domain.gallery import CropOf, Decoy, Gallery, Subject, SubjectFilter, Template
+from service.domain.gallery import CropOf, Gallery, Subject, SubjectFilter
 from service.domain.person_search import words_of
 from service.storage.db.row_sealing import seal_cursor
 from service.storage.repositories.subjects import MAX_OPENED
@@ -172,7 +172,7 @@ async def list_templates(
         backend.store.templates.list_page, gallery, subject, open_cursor(gallery.seal, cursor), limit + 1
     )
     page, more = paginate(listed, limit, gallery.seal, lambda row: row.pk)
-    return TemplatesOut(data=[_template(t) for t in page], next=more)
+    return TemplatesOut(data=[*page], next=more)
 
 
 @routes.get("/{subject}/templates/{template}", dependencies=[READ])
@@ -180,7 +180,7 @@ async def get_template(
     gallery: GalleryDep, subject: SubjectPath, template: ObjectId, backend: BackendDep
 ) -> TemplateOut:
     """Return a template, without its embedding."""
-    return _template(await backend.threads.run(backend.store.templates.get, gallery, subject, template))
+    return await backend.threads.run(backend.store.templates.get, gallery, subject, template)
 
 
 @routes.patch("/{subject}/templates/{template}", dependencies=[ENROLL], openapi_extra=example({"subject": "grace"}))
@@ -257,15 +257,13 @@ async def add_decoy(
     """
     decoy, created = await store_decoy(backend, gallery, caller, subject, body)
     response.status_code = 201 if created else 200
-    return _decoy(decoy)
+    return decoy
 
 
 @routes.get("/{subject}/decoys", dependencies=[READ])
 async def list_decoys(gallery: GalleryDep, subject: SubjectPath, backend: BackendDep) -> DecoysOut:
     """List the decoys of a subject, oldest first."""
-    return DecoysOut(
-        data=[_decoy(d) for d in await backend.threads.run(backend.store.decoys.list_all, gallery, subject)]
-    )
+    return DecoysOut(data=await backend.threads.run(backend.store.decoys.list_all, gallery, subject))
 
 
 @routes.delete("/{subject}/decoys/{decoy}", dependencies=[ENROLL])
@@ -317,11 +315,3 @@ async def picture_response(
 def to_subject_out(subject: Subject) -> SubjectOut:
     """Convert a subject."""
     return SubjectOut.model_validate(subject, from_attributes=True)
-
-
-def _decoy(decoy: Decoy) -> DecoyOut:
-    return DecoyOut.model_validate(decoy, from_attributes=True)
-
-
-def _template(template: Template) -> TemplateOut:
-    return TemplateOut.model_validate(template, from_attributes=True)

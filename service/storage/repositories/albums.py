@@ -7,7 +7,7 @@ to the subject from then on, and is erased with it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -377,7 +377,9 @@ def _albums(own: sa.ColumnElement[bool]) -> sa.Select[Any]:
 
 
 def _album_of(row: sa.Row[Any]) -> Album:
-    return Album(**{part.name: row._mapping[part.name] for part in fields(Album)})
+    threshold = None if row.threshold is None else round(row.threshold, 4)
+    state = "grouping" if row.grouped_at is None else "ready"
+    return Album.model_validate({**row._mapping, "threshold": threshold, "state": state})
 
 
 def _read(connection: Connection, gallery: Gallery, album_id: str) -> Album:

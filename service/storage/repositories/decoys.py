@@ -5,15 +5,16 @@ The id of a decoy is the keyed hash of the outsider's id.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from kith.wire.fields import MAX_DECOYS
+from kith.wire.subjects import DecoyOut
 from models.runtime.network import Float
 from service.core.errors import KithError, LimitReachedError, NotFoundError, RefusedError
-from service.domain.gallery import Decoy, Gallery, Item, NewTemplate, Subject
+from service.domain.gallery import Gallery, Item, NewTemplate, Subject
 from service.storage.db.tables import subjects, templates, vectors
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import read_snapshot
@@ -28,7 +29,7 @@ MAX_SIMILARITY: Final = 0.99
 class DecoyStore(ErasingStore):
     """Decoys in SQL. Every method is one transaction and blocks."""
 
-    def add(self, gallery: Gallery, subject_id: str, template: NewTemplate) -> tuple[Decoy, bool]:
+    def add(self, gallery: Gallery, subject_id: str, template: NewTemplate) -> tuple[DecoyOut, bool]:
         """Store a decoy, or return the one that has the same picture, and whether it is new.
 
         Raises SubjectNotFoundError; SubjectErasedError: since ``gallery`` was read; decoy_enrolled: the picture is
@@ -52,7 +53,7 @@ class DecoyStore(ErasingStore):
             admit(self._database.vault, connection, gallery, [outsider], outsider_of=subject)
             return _read(connection, gallery, subject, templates.c.id == template.id)[0], True
 
-    def list_all(self, gallery: Gallery, subject_id: str) -> list[Decoy]:
+    def list_all(self, gallery: Gallery, subject_id: str) -> list[DecoyOut]:
         """Return the decoys of a subject, oldest first. Raises SubjectNotFoundError."""
         with self._database.read() as connection:
             return _read(connection, gallery, read_subject(connection, gallery, subject_id))
@@ -79,11 +80,10 @@ def _mistaken_for(subject_pk: int) -> sa.ColumnElement[bool]:
 
 def _read(
     connection: Connection, gallery: Gallery, subject: Subject, chosen: sa.ColumnElement[bool] | None = None
-) -> list[Decoy]:
+) -> list[DecoyOut]:
     current = vectors.c.generation == gallery.current_generation
-    in_use = sa.exists().where(vectors.c.template_pk == templates.c.pk, current)
-    columns: list[sa.ColumnElement[Any]] = [subjects.c.lookup, templates.c.kind, in_use, templates.c.created_at]
+    in_use = sa.exists().where(vectors.c.template_pk == templates.c.pk, current).label("in_use")
+    columns = subjects.c.lookup.label("id"), templates.c.kind, in_use, templates.c.created_at
     query = sa.select(*columns).select_from(templates).join(subjects, subjects.c.pk == templates.c.subject_pk)
     query = query.where(subjects.c.owner_pk == subject.pk, sa.true() if chosen is None else chosen)
-    rows = connection.execute(query.order_by(templates.c.pk))
-    return [Decoy(number, subject.id, kind, bool(used), at) for number, kind, used, at in rows]
+    return [DecoyOut.model_validate(row._mapping) for row in connection.execute(query.order_by(templates.c.pk))]

@@ -305,7 +305,8 @@ def _rows(gallery: Gallery) -> sa.Select[Any]:
 
 
 def _stranger_of(row: sa.Row[Any]) -> Stranger:
-    return Stranger(row.pk, row.lookup, row.created_at, row.updated_at, row.seen_count, row.template_count)
+    about = {"id": row.lookup, "first_seen": row.created_at, "last_seen": row.updated_at}
+    return Stranger.model_validate({**row._mapping, **about})
 
 
 def read_stranger(connection: Connection, gallery: Gallery, stranger_id: str) -> Stranger:

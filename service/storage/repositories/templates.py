@@ -391,4 +391,4 @@ def _not_found(subject: Subject, template_id: str) -> KithError:
 
 
 def _template_of(row: sa.Row[Any], subject_id: str) -> Template:
-    return Template(row.pk, row.id, subject_id, row.kind, row.quality, row.detection_score, row.created_at)
+    return Template.model_validate({**row._mapping, "subject": subject_id})

@@ -574,7 +574,7 @@ def test_a_visit_is_one_event(database: Database, store: Store, gallery: Gallery
     assert [event["type"] for event in sent] == ["stranger_first_seen", "stranger_seen_again"]
     assert [event["data"]["id"] for event in sent] == [one.id, one.id]
     assert [event["data"]["seen_count"] for event in sent] == [1, 2]
-    assert sent[0]["data"] == {"gallery": "g", **replace(one, last_seen=NOW).sighting()}
+    assert sent[0]["data"] == {"gallery": "g", **one.model_copy(update={"last_seen": NOW}).sighting()}
 
 
 def test_events_are_rolled_back_with_what_they_report(database: Database, store: Store, gallery: Gallery) -> None:
