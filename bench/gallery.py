@@ -34,7 +34,7 @@ from bench.load import Worker, look_at
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import available_cores
 from models.vision.recognition import l2_normalize
-from service.domain.gallery import GallerySettings, NewTemplate
+from service.domain.gallery import GallerySettings, NewTemplate, SubjectRecord
 from service.index.faiss_structures import api as faiss
 from service.index.faiss_structures import exact, lower_thread_priority, trainer_for
 from service.index.follower import Followers, in_process
@@ -43,7 +43,7 @@ from service.index.segment_builder import Batch
 from service.index.segmented_index import SegmentedIndex
 from service.index.segments import Rows
 from service.security.sealing import Seal
-from service.storage.db.row_sealing import SubjectRecord, seal_subject, subject_lookup
+from service.storage.db.row_sealing import seal_subject, subject_lookup
 from service.storage.db.tables import galleries, subjects, templates, vectors
 from service.storage.repositories.change_log import ROWS_PER_READ
 from service.storage.repositories.store import Store

@@ -176,18 +176,6 @@ class Template(TemplateOut):
 
 
 @dataclass(frozen=True)
-class CropOf:
-    """Owner of a crop: a ``subject`` or a ``stranger`` (their best crop), one ``template`` of the subject, or a
-    ``face`` of an ``album``."""
-
-    subject: str | None = None
-    template: str | None = None
-    stranger: str | None = None
-    album: str | None = None
-    face: str | None = None
-
-
-@dataclass(frozen=True)
 class Crop:
     """Encoded part of a photo around a face, with five ``landmarks_xy`` in pixels of the crop."""
 

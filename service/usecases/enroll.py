@@ -225,8 +225,8 @@ class _Enrollment:
         refused = [result for result in new if "error" in result]
         errors = [result["error"] for result in refused]
         shown = await report_refused(self.backend, gallery, self.caller, self.subject, errors)
-        for result, error in zip(refused, shown, strict=True):
-            result["error"] = error
+        for result, rejection in zip(refused, shown, strict=True):
+            result["error"] = rejection
         if len(results) == 1 and (error := results[0].get("error")) is not None:
             raise error
 

@@ -9,8 +9,6 @@ from service.api.http.access import READ, BackendDep, router
 from service.api.http.bodies import JsonBody
 from service.api.http.openapi import example
 from service.api.http.parameters import GalleryPath
-from service.domain.gallery import CropOf
-from service.usecases.crops import read_crops
 
 routes = router("/v1/galleries/{gallery}/crops", "subjects")
 
@@ -25,5 +23,8 @@ async def list_crops(gallery: GalleryPath, body: JsonBody[CropsIn], backend: Bac
 
     It is a POST request because proxies log the ids in a URL. It changes nothing.
     """
-    images = await read_crops(backend, gallery, [CropOf(**one.model_dump()) for one in body.crops])
+    current, wanted = await backend.find_gallery(gallery), body.crops
+    images = await backend.threads.run(backend.store.crops.read, current, wanted)
+    shown = [one for one, image in zip(wanted, images, strict=True) if image is not None]
+    await backend.audit.crops_read(current, shown)
     return CropsOut(data=[CropOut(image=None if one is None else base64.b64encode(one).decode()) for one in images])

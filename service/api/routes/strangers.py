@@ -79,6 +79,6 @@ async def merge_stranger(
 
 
 @routes.get("/{stranger}/export", dependencies=[ADMIN], response_model=dict[str, Any])
-async def export_stranger(gallery: GalleryDep, stranger: StrangerPath, backend: BackendDep) -> dict[str, Any]:
+async def export_stranger(gallery: GalleryDep, stranger: ObjectId, backend: BackendDep) -> dict[str, Any]:
     """Export all data about a stranger: stored data with embeddings and crops, events, and audit entries."""
     return await backend.threads.run(everything_about_stranger, backend.store.database, gallery, stranger)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import Header, Query, Response
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 
+from kith.wire.crops import CropIn
 from kith.wire.erasures import DeletedOut
 from kith.wire.fields import MAX_FILTER_TAGS, NORMALIZED, SINGLE_LINE, Metadata, ObjectId, Tag
 from kith.wire.subjects import (
@@ -40,7 +41,7 @@ from service.api.http.parameters import (
 )
 from service.api.routes.erasures import to_deleted_out
 from service.core.errors import InvalidRequestError
-from service.domain.gallery import CropOf, Gallery, Subject, SubjectFilter
+from service.domain.gallery import Gallery, Subject, SubjectFilter
 from service.domain.person_search import words_of
 from service.storage.db.row_sealing import seal_cursor
 from service.storage.repositories.subjects import MAX_OPENED
@@ -308,7 +309,7 @@ async def picture_response(
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
     if known is not None and (known.strip() == "*" or etag in known):
         return Response(status_code=304, headers=headers)
-    await backend.audit.crops_read(gallery, [CropOf(subject, template)])
+    await backend.audit.crops_read(gallery, [CropIn(subject=subject, template=template)])
     return Response(crop.image, headers=headers, media_type=CROP_TYPE)
 
 

@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from kith.wire.galleries import GallerySettingsIn
-from kith.wire.transfer import GalleryFileHeader, ImportOut
+from kith.wire.transfer import FileFingerprint, GalleryFileHeader, ImportOut
 from service.api.http.access import ADMIN, BackendDep, router
 from service.api.http.bodies import media_type, set_body_limit, unsupported
 from service.api.http.openapi import BINARY

@@ -15,10 +15,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
+from kith.wire.crops import CropIn
 from service.core.actor import Actor
 from service.core.errors import AuditWriteError, KithError
 from service.domain.events import Event
-from service.domain.gallery import CropOf, Gallery
+from service.domain.gallery import Gallery
 from service.storage.audit.log import Entry, pseudonym, record_entries
 from service.storage.db.engine import Database
 
@@ -82,7 +83,7 @@ class AuditWriter:
         if self._when != "off":
             await self._take(Entry.about(gallery, "verified", subject, outcome))
 
-    async def crops_read(self, gallery: Gallery, shown: Sequence[CropOf]) -> None:
+    async def crops_read(self, gallery: Gallery, shown: Sequence[CropIn]) -> None:
         """Record in one line that these stored crops were read: how many, and whose. Raises as :meth:`searched`."""
         if self._when == "off" or not shown:
             return

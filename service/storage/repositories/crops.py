@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.domain.gallery import CropOf, Gallery
+from kith.wire.crops import CropIn
+from service.domain.gallery import Gallery
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop, subject_lookup
 from service.storage.db.tables import album_faces, albums, crops, subjects, templates
@@ -21,7 +22,7 @@ class CropStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def read(self, gallery: Gallery, wanted: Sequence[CropOf]) -> list[bytes | None]:
+    def read(self, gallery: Gallery, wanted: Sequence[CropIn]) -> list[bytes | None]:
         """Return the encoded crop of each; of a whole subject or stranger the one of best quality, None without any."""
         own = [(one.subject and subject_lookup(gallery.seal, one.subject), one.template) for one in wanted]
         strangers = [(one.stranger, None) for one in wanted]
@@ -61,7 +62,7 @@ def _subject_crops(
 
 
 def _album_crops(
-    connection: Connection, gallery: Gallery, wanted: Sequence[CropOf]
+    connection: Connection, gallery: Gallery, wanted: Sequence[CropIn]
 ) -> dict[tuple[str | None, str | None], bytes]:
     """Return sealed crops by album and face."""
     faces = [one.face for one in wanted if one.face is not None]

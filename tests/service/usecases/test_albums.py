@@ -544,7 +544,7 @@ def stored(folder: Path) -> list[Any]:
         found = []
         for group in albums.groups(gallery, album.id, None, None, 1000):
             faces = [face for _, face in albums.faces(gallery, album.id, group.number, None, 1000)]
-            found.append([(face.record.photo, face.record.box, face.certainty) for face in faces])
+            found.append([(face.photo, face.box, face.certainty) for face in faces])
         return [album.photo_count, album.threshold, found]
 
 

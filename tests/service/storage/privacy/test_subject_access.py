@@ -256,9 +256,9 @@ def enroll_faces(store: Store, jobs: JobStore, people: dict[str, list[NewTemplat
     groups = [[(pk, 0.5) for pk, face in stored if face.hash == name] for name in people]
     store.albums.set_groups(job, album, groups, 0.4)
     for number, (name, own) in enumerate(people.items(), start=1):
-        _, faces = store.albums.to_enroll(gallery, album.id, number, 1)
+        _, waiting = store.albums.to_enroll(gallery, album.id, number, 1)
         (one,) = some(rng)
-        store.albums.enroll(gallery, album.id, number, name, None, {next(iter(faces)): one}, as_read=False)
+        store.albums.enroll(gallery, album.id, number, name, None, {next(iter(waiting)): one}, as_read=False)
         own.append(one)
 
 

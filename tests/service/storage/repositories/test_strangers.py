@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from kith.wire.crops import CropIn
 from models.runtime.network import Float
 from service.core.errors import (
     GalleryMovedError,
@@ -24,7 +25,7 @@ from service.core.errors import (
     NotFoundError,
     SubjectErasedError,
 )
-from service.domain.gallery import Crop, CropOf, Gallery, GallerySettings, SubjectFilter
+from service.domain.gallery import Crop, Gallery, GallerySettings, SubjectFilter
 from service.domain.outcomes import RiskTarget
 from service.domain.strangers import MAX_TEMPLATES, SIGHTING_STEP, VISIT_GAP, Nearest, Recalled, Stranger
 from service.index.follower import Followers, in_process
@@ -349,12 +350,12 @@ def test_what_is_stored_of_a_face_is_sealed(database: Database, store: Store, ga
     (opened,) = gallery.seal.open_vectors([vector], 0, DIMENSION)
     assert np.array_equal(opened, person(0))
     (one,) = listed(store, gallery)
-    assert store.crops.read(gallery, [CropOf(stranger=one.id)]) == [b"picture"]
+    assert store.crops.read(gallery, [CropIn(stranger=one.id)]) == [b"picture"]
 
 
 def test_a_stranger_without_a_crop_has_no_picture(store: Store, gallery: Gallery) -> None:
     (one,) = see(store, gallery, person(0))
-    assert store.crops.read(gallery, [CropOf(stranger=one.id), CropOf(stranger="0" * 32)]) == [None, None]
+    assert store.crops.read(gallery, [CropIn(stranger=one.id), CropIn(stranger="0" * 32)]) == [None, None]
 
 
 def test_strangers_are_of_their_gallery(store: Store, gallery: Gallery) -> None:
@@ -381,7 +382,7 @@ def test_a_promoted_stranger_is_a_subject(database: Database, store: Store, gall
     assert (after.subjects, after.templates) == (1, 1)
     vectors, qualities = store.templates.vectors(after, "ada")
     assert np.array_equal(vectors, person(0)[None]) and qualities == [0.5]
-    assert store.crops.read(after, [CropOf("ada")]) == [b"picture"]
+    assert store.crops.read(after, [CropIn(subject="ada")]) == [b"picture"]
     assert listed(store, after) == [] and count(database, templates) == 1
     with database.read() as connection:
         counts = sa.select(galleries.c.subject_count, galleries.c.template_count).order_by(galleries.c.pk)

@@ -9,9 +9,10 @@ from typing import Final
 import numpy as np
 import pytest
 
+from kith.wire.crops import CropIn
 from models.vision.recognition import l2_normalize
 from service.core.errors import SubjectNotFoundError
-from service.domain.gallery import Crop, CropOf, Gallery, GallerySettings, NewTemplate
+from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
@@ -64,7 +65,7 @@ def test_the_crop_of_a_subject_is_that_of_the_best_quality(
     enrolled = [_template(rng, 0.4, b"dull"), _template(rng, 0.9, b"sharp"), _template(rng, 0.99)]
     store.templates.enroll(gallery, "ada", enrolled, None)
     store.templates.enroll(gallery, "tom", [_template(rng, 0.9)], None)
-    assert store.crops.read(gallery, [CropOf("ada"), CropOf("tom")]) == [b"sharp", None]
+    assert store.crops.read(gallery, [CropIn(subject="ada"), CropIn(subject="tom")]) == [b"sharp", None]
     assert store.templates.crop(gallery, "ada", enrolled[0].id).image == b"dull"
     with raises_code("crop_not_found"):
         store.templates.crop(gallery, "ada", enrolled[2].id)
