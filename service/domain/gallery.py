@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from kith.wire.common import IndexSetting, LivenessSetting, TemplateKind
-from kith.wire.subjects import TemplateOut
+from kith.wire.subjects import SubjectOut, TemplateOut
 from models.risk.impostor_evidence import ImpostorEvidence
 from models.runtime.network import Float
 from models.vision.quality_gate import QualityGate
@@ -154,12 +154,11 @@ class SubjectRecord:
     tags: list[str]
 
 
-@dataclass(frozen=True)
-class Subject(SubjectRecord):
-    pk: int
-    created_at: datetime
-    updated_at: datetime
-    template_count: int = 0
+class Subject(SubjectOut):
+    pk: int = Field(exclude=True)
+
+
+Described = SubjectRecord | Subject
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from service.api.http.bodies import JsonBody
 from service.api.http.openapi import example
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
 from service.api.routes.erasures import to_deleted_out
-from service.api.routes.subjects import to_subject_out
 from service.storage.privacy.subject_access import everything_about_stranger
 
 routes = router("/v1/galleries/{gallery}/strangers", "strangers")
@@ -63,7 +62,7 @@ async def promote_stranger(
     now = datetime.now(UTC)
     done = await backend.run_on_gallery(gallery, promote, stranger, body.subject, body.name, now)
     backend.risks.derive_later(await backend.find_gallery(gallery.name))
-    return MergedOut(subject=to_subject_out(done.into), template_count=done.templates, receipt=done.receipt)
+    return done
 
 
 @routes.post(

@@ -41,7 +41,7 @@ from service.api.http.parameters import (
 )
 from service.api.routes.erasures import to_deleted_out
 from service.core.errors import InvalidRequestError
-from service.domain.gallery import Gallery, Subject, SubjectFilter
+from service.domain.gallery import Gallery, SubjectFilter
 from service.domain.person_search import words_of
 from service.storage.db.row_sealing import seal_cursor
 from service.storage.repositories.subjects import MAX_OPENED
@@ -91,11 +91,9 @@ async def list_subjects(
     if q is None:
         found = await backend.threads.run(store.list_page, gallery, after, limit + 1, chosen)
         page, more = paginate(found, limit, seal, lambda row: row.pk)
-        return SubjectsOut(data=[to_subject_out(s) for s in page], next=more)
+        return SubjectsOut(data=[*page], next=more)
     matching, rest = await backend.threads.run(store.find_page, gallery, after, limit, chosen, _words(q))
-    return SubjectsOut(
-        data=[to_subject_out(s) for s in matching], next=None if rest is None else seal_cursor(seal, rest)
-    )
+    return SubjectsOut(data=[*matching], next=None if rest is None else seal_cursor(seal, rest))
 
 
 @routes.put(
@@ -116,13 +114,13 @@ async def put_subject(
     fields = body.name, body.metadata, body.tags, only_new is not None
     put, created = await backend.run_on_gallery(gallery, backend.store.subjects.put, subject, *fields)
     response.status_code = 201 if created else 200
-    return to_subject_out(put)
+    return put
 
 
 @routes.get("/{subject}", dependencies=[READ])
 async def get_subject(gallery: GalleryDep, subject: SubjectPath, backend: BackendDep) -> SubjectOut:
     """Return a subject."""
-    return to_subject_out(await backend.threads.run(backend.store.subjects.get, gallery, subject))
+    return await backend.threads.run(backend.store.subjects.get, gallery, subject)
 
 
 @routes.patch("/{subject}", dependencies=[ENROLL], openapi_extra=example({"name": "Countess of Lovelace"}))
@@ -136,7 +134,7 @@ async def patch_subject(
     # Null removes a name. Metadata and tags are emptied by {} and [].
     given = {k: v for k, v in body.model_dump(exclude_unset=True).items() if k == "name" or v is not None}
     patch = backend.store.subjects.patch
-    return to_subject_out(await backend.run_on_gallery(gallery, patch, subject, given))
+    return await backend.run_on_gallery(gallery, patch, subject, given)
 
 
 @routes.delete("/{subject}", dependencies=[ENROLL])
@@ -161,7 +159,7 @@ async def merge_subject(
     """
     done = await backend.run_on_gallery(gallery, backend.store.subjects.merge, subject, body.into)
     backend.risks.derive_later(await backend.find_gallery(gallery.name))
-    return MergedOut(subject=to_subject_out(done.into), template_count=done.templates, receipt=done.receipt)
+    return done
 
 
 @routes.get("/{subject}/templates", dependencies=[READ])
@@ -311,8 +309,3 @@ async def picture_response(
         return Response(status_code=304, headers=headers)
     await backend.audit.crops_read(gallery, [CropIn(subject=subject, template=template)])
     return Response(crop.image, headers=headers, media_type=CROP_TYPE)
-
-
-def to_subject_out(subject: Subject) -> SubjectOut:
-    """Convert a subject."""
-    return SubjectOut.model_validate(subject, from_attributes=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Final
 
-from service.domain.gallery import Crop, SubjectRecord
+from service.domain.gallery import Crop, Described, SubjectRecord
 from service.security.sealing import Seal
 
 # Purposes: a value sealed or hashed for one purpose is invalid for any other.
@@ -33,7 +33,7 @@ def subject_lookup(seal: Seal, subject_id: str) -> str:
     return seal.pseudonym(SUBJECT, subject_id)
 
 
-def seal_subject(seal: Seal, record: SubjectRecord) -> bytes:
+def seal_subject(seal: Seal, record: Described) -> bytes:
     return seal.close_json({part.name: getattr(record, part.name) for part in fields(SubjectRecord)}, SUBJECT)
 
 

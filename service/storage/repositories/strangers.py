@@ -18,6 +18,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from kith.wire.subjects import MergedOut
 from models.runtime.network import Float
 from service.core.errors import GalleryMovedError, InvalidRequestError, NotFoundError, StorageError
 from service.domain.events import Event
@@ -33,7 +34,6 @@ from service.storage.repositories.erasures import ErasingStore, Receipt, delete_
 from service.storage.repositories.gallery_rows import gallery_value, is_embedded, read_companion, strangers_of
 from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.subjects import (
-    MergeResult,
     insert_subjects,
     move_belongings,
     name_subject,
@@ -193,7 +193,7 @@ class StrangerStore(ErasingStore):
 
     def promote(
         self, gallery: Gallery, stranger_id: str, subject_id: str, name: str | None, now: datetime
-    ) -> MergeResult:
+    ) -> MergedOut:
         """Move the templates of a stranger to a subject, which is created if missing, and forget the stranger.
 
         ``name``: of a subject without one. Raises stranger_not_found, with the receipt if it was promoted, merged or
@@ -216,7 +216,8 @@ class StrangerStore(ErasingStore):
             receipt = self._record_move(connection, gallery, stranger, PROMOTED, into, templates=count)
             subject = read_subject(connection, gallery, subject_id)
         self._cache.evict(gallery.name)
-        return MergeResult(subject, count, erasures.with_log_emptied(self._database, receipt))
+        receipt = erasures.with_log_emptied(self._database, receipt)
+        return MergedOut(subject=subject, template_count=count, receipt=receipt)
 
     def merge(self, gallery: Gallery, stranger_id: str, into: str) -> tuple[Stranger, Receipt]:
         """Merge a stranger into another one, which keeps the MAX_TEMPLATES templates of the best quality.

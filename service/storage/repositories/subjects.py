@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import sqlalchemy as sa
@@ -13,8 +12,9 @@ from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
 from kith.wire.fields import MAX_DECOYS, MAX_LABELS
+from kith.wire.subjects import MergedOut
 from service.core.errors import InvalidRequestError, KithError, SubjectExistsError, SubjectNotFoundError
-from service.domain.gallery import Gallery, Person, Subject, SubjectFilter, SubjectLabel, SubjectRecord
+from service.domain.gallery import Described, Gallery, Person, Subject, SubjectFilter, SubjectLabel, SubjectRecord
 from service.domain.person_search import matches
 from service.security.sealing import Seal
 from service.storage.audit.log import note, pseudonym
@@ -29,18 +29,8 @@ MAX_OPENED: Final = 10_000
 """Subjects that one search for names opens: names are sealed, so the database cannot compare them."""
 OPENED_AT_ONCE: Final = 500
 LABEL_COLUMNS: Final = ("gallery_pk", "label", "subject_pk")
-Record = TypeVar("Record", bound=SubjectRecord)
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
 SEALED_NAMES: Final = sa.select(subjects.c.pk, subjects.c.sealed).where(IS_PERSON)
-
-
-@dataclass(frozen=True)
-class MergeResult:
-    """Subject that received ``templates`` from another one, and the receipt of the other one."""
-
-    into: Subject
-    templates: int
-    receipt: Receipt
 
 
 class SubjectStore(ErasingStore):
@@ -79,7 +69,7 @@ class SubjectStore(ErasingStore):
         with self._database.change(gallery) as connection:
             subject = read_subject(connection, gallery, subject_id)
             erasures.refuse_erased(connection, gallery, subject_id)
-            _update(connection, gallery, subject.pk, replace(subject, **given))
+            _update(connection, gallery, subject.pk, subject.model_copy(update=given))
             note(self._database.vault, connection, "subject_changed", gallery, subject_id, changed=sorted(given))
             return read_subject(connection, gallery, subject_id)
 
@@ -169,7 +159,7 @@ class SubjectStore(ErasingStore):
         with self._database.read() as connection:
             refuse_existing(connection, gallery, subject_id)
 
-    def merge(self, gallery: Gallery, subject_id: str, into: str) -> MergeResult:
+    def merge(self, gallery: Gallery, subject_id: str, into: str) -> MergedOut:
         """Move a subject's templates and decoys to another, add missing name, tags and metadata, and delete the first.
 
         A repeated merge returns the first result. Raises SubjectNotFoundError, with the receipt of an earlier erasure;
@@ -188,9 +178,9 @@ class SubjectStore(ErasingStore):
             about = merged_record(target, source)
             count = move_belongings(connection, source.pk, target.pk)
             _refuse_many_decoys(connection, target.pk)
-            changed = sorted(name for name, value in vars(about).items() if value != vars(target)[name])
+            changed = sorted(name for name, value in about.items() if value != getattr(target, name))
             if changed:
-                _update(connection, gallery, target.pk, about)
+                _update(connection, gallery, target.pk, target.model_copy(update=about))
             vault, by = self._database.vault, pseudonym(gallery, subject_id)
             note(vault, connection, "subject_changed", gallery, into, changed=changed, merged=by, templates=count)
             to, removed = pseudonym(gallery, into), {"subjects": 1, "templates": count}
@@ -209,7 +199,8 @@ class SubjectStore(ErasingStore):
             connection.execute(subjects.delete().where(subjects.c.pk == source.pk))
             now = read_subject(connection, gallery, into)
         self._cache.evict(gallery.name)
-        return MergeResult(now, count, erasures.with_log_emptied(self._database, receipt))
+        receipt = erasures.with_log_emptied(self._database, receipt)
+        return MergedOut(subject=now, template_count=count, receipt=receipt)
 
 
 # Rows, within a transaction of the caller
@@ -231,7 +222,7 @@ def read_subject(connection: Connection, gallery: Gallery, subject_id: str) -> S
 
 def name_subject(connection: Connection, gallery: Gallery, subject: Subject, name: str) -> None:
     """Set the name of a subject."""
-    _update(connection, gallery, subject.pk, replace(subject, name=name))
+    _update(connection, gallery, subject.pk, subject.model_copy(update={"name": name}))
 
 
 def refuse_existing(connection: Connection, gallery: Gallery, subject_id: str) -> None:
@@ -258,7 +249,7 @@ def insert_subjects(
     return dict(zip(people, keys, strict=True))
 
 
-def merged_record(target: Record, source: SubjectRecord) -> Record:
+def merged_record(target: Described, source: Described) -> dict[str, Any]:
     """Add the name, tags and metadata that ``target`` lacks. Raises InvalidRequestError above MAX_LABELS. Pure."""
     metadata = {**source.metadata, **target.metadata}
     tags = list(dict.fromkeys([*target.tags, *source.tags]))
@@ -267,7 +258,7 @@ def merged_record(target: Record, source: SubjectRecord) -> Record:
             raise InvalidRequestError(
                 f"into: the merged subject would have {count} {kind}. Remove some: at most {MAX_LABELS} are allowed."
             )
-    return replace(target, name=target.name if target.name is not None else source.name, metadata=metadata, tags=tags)
+    return {"name": target.name if target.name is not None else source.name, "metadata": metadata, "tags": tags}
 
 
 def move_belongings(connection: Connection, source_pk: int, target_pk: int) -> int:
@@ -287,11 +278,12 @@ def _refuse_many_decoys(connection: Connection, target_pk: int) -> None:
         )
 
 
-def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> MergeResult:
+def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> MergedOut:
     receipt = erasures.last_receipt(connection, gallery, "subject", subject_id)
     if receipt is None or receipt.kind != erasures.MOVED or receipt.moved_to != pseudonym(gallery, into):
         raise _not_found(gallery, subject_id, receipt)
-    return MergeResult(read_subject(connection, gallery, into), receipt.removed.get("templates", 0), receipt)
+    now, count = read_subject(connection, gallery, into), receipt.removed.get("templates", 0)
+    return MergedOut(subject=now, template_count=count, receipt=receipt)
 
 
 def _has_id(gallery: Gallery, subject_id: str) -> sa.ColumnElement[bool]:
@@ -339,19 +331,17 @@ def _find(
 
 
 def _subject_of(seal: Seal, row: sa.Row[Any]) -> Subject:
-    about = vars(open_subject(seal, row.sealed))
-    known = {name: row._mapping[name] for name in ("pk", "created_at", "updated_at", "template_count")}
-    return Subject(**about, **known)
+    return Subject.model_validate({**row._mapping, **vars(open_subject(seal, row.sealed))})
 
 
-def _update(connection: Connection, gallery: Gallery, subject_pk: int, about: SubjectRecord) -> None:
+def _update(connection: Connection, gallery: Gallery, subject_pk: int, about: Described) -> None:
     values = {"sealed": seal_subject(gallery.seal, about), "updated_at": datetime.now(UTC)}
     connection.execute(subjects.update().where(subjects.c.pk == subject_pk).values(**values))
     connection.execute(labels.delete().where(labels.c.subject_pk == subject_pk))
     bulk_rows.insert(connection, labels, LABEL_COLUMNS, _labels(gallery, subject_pk, about))
 
 
-def _labels(gallery: Gallery, subject_pk: int, about: SubjectRecord) -> list[tuple[int, str, int]]:
+def _labels(gallery: Gallery, subject_pk: int, about: Described) -> list[tuple[int, str, int]]:
     found = labels_of(gallery.seal, about.tags, about.metadata)
     return [(gallery.pk, label, subject_pk) for label in sorted(found)]
 

@@ -377,7 +377,7 @@ def test_a_promoted_stranger_is_a_subject(database: Database, store: Store, gall
     remember(store, gallery, [sighting(person(0), crop=True)])
     (one,) = listed(store, gallery)
     done = store.strangers.promote(gallery, one.id, "ada", "Ada", NOW)
-    assert (done.into.id, done.into.name, done.templates) == ("ada", "Ada", 1)
+    assert (done.subject.id, done.subject.name, done.template_count) == ("ada", "Ada", 1)
     after = store.galleries.get("g")
     assert (after.subjects, after.templates) == (1, 1)
     vectors, qualities = store.templates.vectors(after, "ada")
@@ -398,7 +398,7 @@ def test_a_promotion_extends_an_existing_subject(store: Store, gallery: Gallery)
     store.subjects.put(gallery, "ada", "Countess", {}, ["staff"])
     (one,) = see(store, gallery, person(0))
     done = store.strangers.promote(store.galleries.get("g"), one.id, "ada", "Ada", NOW)
-    assert (done.into.name, done.into.tags, done.into.template_count) == ("Countess", ["staff"], 1)
+    assert (done.subject.name, done.subject.tags, done.subject.template_count) == ("Countess", ["staff"], 1)
 
 
 def test_an_erased_subject_does_not_return_by_promotion(store: Store, gallery: Gallery) -> None:
