@@ -13,6 +13,8 @@ from typing import Final
 
 import numpy as np
 
+from kith.wire.albums import AlbumEnrolledOut, AlbumEnrollIn, RefusedFaceOut
+from kith.wire.common import Problem
 from models.risk.calibration import Calibration
 from models.vision.face_search import Detail
 from models.vision.liveness import LivenessResult
@@ -212,28 +214,9 @@ def _groups(
     return groups
 
 
-@dataclass(frozen=True)
-class GroupOf:
-    """Group of an album, and whom to enroll it as. ``name``: of a subject without one."""
-
-    album: str
-    number: int
-    subject: str
-    name: str | None
-
-
-@dataclass(frozen=True)
-class EnrolledGroup:
-    """``enrolled``: number of faces. ``refused``: why each other one is not. ``remaining``: faces left in the group."""
-
-    enrolled: int
-    refused: Mapping[str, KithError]
-    remaining: int
-
-
 async def enroll_group(
-    backend: Backend, snapshot: Gallery, caller: Caller, group: GroupOf, overrides: Overrides
-) -> EnrolledGroup:
+    backend: Backend, snapshot: Gallery, caller: Caller, album: str, number: int, body: AlbumEnrollIn
+) -> AlbumEnrolledOut:
     """Enroll the most certain faces of a group as one subject, like photos, at most MAX_ENROLLED. They leave the album.
 
     Faces that a check refuses stay, and those after them are checked.
@@ -241,36 +224,40 @@ async def enroll_group(
     Raises album_outdated, album_group_not_found, album_not_found, album_not_ready; SubjectErasedError:
     since the request began; liveness_unavailable.
     """
-    enrolled, refused = 0, dict[str, KithError]()
+    enrolled, refused, subject = 0, dict[str, KithError](), body.subject
+    overrides = Overrides(**body.model_dump(exclude={"subject", "name"}))
     async with backend.enrolling.of(snapshot.pk):
         while True:
             size = MAX_ENROLLED - enrolled
-            done = await _enroll_block(backend, snapshot, group, overrides, size, refused)
-            enrolled += done.enrolled
-            refused |= done.refused
-            if enrolled >= MAX_ENROLLED or done.remaining <= len(refused):
+            group = album, number, subject, body.name
+            count, others, remaining = await _enroll_block(backend, snapshot, group, overrides, size, refused)
+            enrolled += count
+            refused |= others
+            if enrolled >= MAX_ENROLLED or remaining <= len(refused):
                 break
-    shown = await report_refused(backend, snapshot, caller, group.subject, list(refused.values()))
-    return EnrolledGroup(enrolled, dict(zip(refused, shown, strict=True)), done.remaining)
+    shown = await report_refused(backend, snapshot, caller, subject, list(refused.values()))
+    problems = (Problem(**error.document()) for error in shown)
+    left = [RefusedFaceOut(face=face, problem=problem) for face, problem in zip(refused, problems, strict=True)]
+    return AlbumEnrolledOut(subject=subject, enrolled_count=enrolled, refused=left, remaining_count=remaining)
 
 
 async def _enroll_block(
     backend: Backend,
     snapshot: Gallery,
-    group: GroupOf,
+    group: tuple[str, int, str, str | None],
     overrides: Overrides,
     size: int,
     without: Collection[str],
-) -> EnrolledGroup:
-    """Enroll those of the ``size`` most certain faces that the checks admit, ``without`` faces with these ids."""
-    store = backend.store
+) -> tuple[int, dict[str, KithError], int]:
+    """Enroll those of the ``size`` most certain faces that the checks admit, ``without`` faces with these ids.
+
+    ``group``: album, number, and the subject's id and name. Return how many were, why others were not, and the rest.
+    """
+    store, (album, number, subject, _) = backend.store, group
     while True:
         gallery = await backend.reload_gallery(snapshot)
         backend.recognizers.for_gallery(gallery)
-        face_count, faces = await backend.threads.run(
-            store.albums.to_enroll, gallery, group.album, group.number, size, without
-        )
-        subject = group.subject
+        face_count, faces = await backend.threads.run(store.albums.to_enroll, gallery, album, number, size, without)
         admitted, refused = _admit(gallery, subject, faces, overrides)
         ids = [one.id for one in admitted.values()]
         _part_moved(
@@ -287,14 +274,14 @@ async def _enroll_block(
                     refused[face] = rejection
                     del admitted[face]
         try:
-            enroll = partial(store.albums.enroll, gallery, **vars(group), admitted=admitted, as_read=checked)
+            enroll = partial(store.albums.enroll, gallery, *group, admitted, checked)
             remaining = await backend.threads.run(enroll) if admitted else face_count
         except GalleryChangedError:
             continue
         if admitted:
             backend.metrics.count_enrollment("enrolled", len(admitted))
             backend.risks.derive_later(await backend.reload_gallery(gallery))
-        return EnrolledGroup(len(admitted), refused, remaining)
+        return len(admitted), refused, remaining
 
 
 def _part_moved(

@@ -18,7 +18,6 @@ from kith.wire.albums import (
     AlbumsOut,
     AlbumSplitIn,
     GroupId,
-    RefusedFaceOut,
 )
 from kith.wire.erasures import DeletedOut
 from kith.wire.fields import ObjectId, Problem
@@ -29,8 +28,7 @@ from service.api.http.openapi import example
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
 from service.api.routes.enrollments import ARCHIVE_BODY, DetailOption, queue_archive
 from service.api.routes.erasures import to_deleted_out
-from service.usecases.albums import KIND, GroupOf, calibration_for, enroll_group
-from service.usecases.enrollment_checks import Overrides
+from service.usecases.albums import KIND, calibration_for, enroll_group
 
 routes = router("/v1/galleries/{gallery}/albums", "albums")
 AlbumRisk = Annotated[
@@ -156,17 +154,7 @@ async def enroll_album_group(
     The checks of enrollment apply to each face. Enrolled faces leave the album, refused ones stay. A repeated request
     enrolls the rest.
     """
-    person = GroupOf(album, _number(group), body.subject, body.name)
-    overrides = Overrides(**body.model_dump(exclude={"subject", "name"}))
-    done = await enroll_group(backend, gallery, caller, person, overrides)
-    return AlbumEnrolledOut(
-        subject=person.subject,
-        enrolled_count=done.enrolled,
-        refused=[
-            RefusedFaceOut(face=face, problem=Problem(**error.document())) for face, error in done.refused.items()
-        ],
-        remaining_count=done.remaining,
-    )
+    return await enroll_group(backend, gallery, caller, album, _number(group), body)
 
 
 def _number(group: str) -> int:
