@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from kith.wire.albums import AlbumEnrolledOut, AlbumEnrollIn, RefusedFaceOut
-from kith.wire.common import Problem
+from kith.wire.fields import Problem
 from models.risk.calibration import Calibration
 from models.vision.face_search import Detail
 from models.vision.liveness import LivenessResult
@@ -73,7 +73,7 @@ class AlbumJobs:
 
     async def run(self, context: JobContext) -> None:
         """Embed the photos that have no recorded outcome yet, then group the faces of all."""
-        store, options = self.galleries.store, context.job.parameters
+        store, options = self.backend.store, context.job.parameters
         gallery = await context.run(store.galleries.get, context.job.gallery)
         album = await context.run(store.albums.get, gallery, context.job.id)
         if album.generation != gallery.generation:
@@ -89,7 +89,7 @@ class AlbumJobs:
             usable = np.array([row for row, (_, face) in enumerate(faces) if not face.reasons], np.int64)
             photos = _photo_numbers([faces[row][1] for row in usable])
             work = partial(group_faces_of_album, vectors[usable], photos, calibration, options["risk"])
-            found = await self.heavy.run((KIND, album.id), work)
+            found = await self.backend.heavy.run((KIND, album.id), work)
             context.check()
             groups = _groups(faces, usable.tolist(), found)
             await context.run(store.albums.set_groups, context.job, album, groups, found.threshold)

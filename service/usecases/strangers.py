@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -45,7 +46,9 @@ async def remember_strangers(
         return
     sightings = [
         Sighting(
+            uuid.uuid4().hex,
             vector,
+            "photo",
             face.quality.as_dict(),
             face.score,
             face.kept,

@@ -20,7 +20,7 @@ from kith.wire.albums import (
     GroupId,
 )
 from kith.wire.erasures import DeletedOut
-from kith.wire.fields import ObjectId, Problem
+from kith.wire.fields import ObjectId
 from kith.wire.jobs import JobOut
 from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, GalleryDep, router
 from service.api.http.bodies import JsonBody

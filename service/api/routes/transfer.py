@@ -113,7 +113,7 @@ class _Intake:
     def open(self, header: GalleryFileHeader) -> Import:
         if self.opened is None:
             self.gallery = self._with_erasures_of_snapshot(self._find_or_create(header))
-            self.opened = Import(self._galleries.transfers.bulk, self.gallery, header, self._skip)
+            self.opened = Import(self._backend.transfers.bulk, self.gallery, header, self._skip)
         return self.opened
 
     def _find_or_create(self, header: GalleryFileHeader) -> Gallery:

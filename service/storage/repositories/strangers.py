@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -22,7 +22,7 @@ from kith.wire.subjects import MergedOut
 from models.runtime.network import Float
 from service.core.errors import GalleryMovedError, InvalidRequestError, NotFoundError, StorageError
 from service.domain.events import Event
-from service.domain.gallery import Crop, Gallery, GallerySettings, Hit, Item, NewTemplate, Person
+from service.domain.gallery import Gallery, GallerySettings, Hit, Item, NewTemplate, Person
 from service.domain.strangers import MAX_STRANGERS, MAX_TEMPLATES, Nearest, Recalled, Stranger
 from service.storage.audit.log import note, pseudonym
 from service.storage.db.engine import Database, deleted_meanwhile
@@ -51,16 +51,12 @@ Recall = Callable[[Float, Nearest | None], Recalled]
 
 
 @dataclass(frozen=True, eq=False)
-class Sighting:
-    """Usable face that a search did not know: a (d,) unit vector, and what is stored with it.
+class Sighting(NewTemplate):
+    """Usable face that a search did not know.
 
     ``photo``: a stranger is met once in the faces of the same photo; None: the face stands alone.
     """
 
-    vector: Float
-    quality: dict[str, float]
-    detection_score: float
-    crop: Crop | None = None
     photo: int | None = None
 
 
@@ -162,7 +158,7 @@ class StrangerStore(ErasingStore):
                 ).values()
             assert companion is not None  # noqa: S101 - it has the known stranger
             if added is not None:
-                insert_templates(connection, companion, [(key, _template(added, now))])
+                insert_templates(connection, companion, [(key, replace(added, created_at=now))])
             before = _stranger_of(connection.execute(STRANGER, {"pk": key}).one())
             stranger = before.seen(now)
             if stranger is not before:
@@ -294,11 +290,6 @@ def _make_room(connection: Connection, gallery: Gallery, companion: Gallery) -> 
     oldest = oldest.order_by(subjects.c.updated_at, subjects.c.pk).limit(excess)
     pks = connection.execute(oldest).scalars().all()
     return {"removed": dict(delete_strangers(connection, gallery, subjects.c.pk.in_(pks)))}
-
-
-def _template(sighting: Sighting, now: datetime) -> NewTemplate:
-    score, crop = sighting.detection_score, sighting.crop
-    return NewTemplate(uuid.uuid4().hex, sighting.vector, "photo", sighting.quality, score, crop, None, now)
 
 
 def _rows(gallery: Gallery) -> sa.Select[Any]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
-from kith.wire.common import Problem
+from kith.wire.fields import Problem
 from kith.wire.transfer import GalleryFileHeader, ImportOut, ImportRefusalOut
 from service.core.errors import InvalidDataError, RecognizerMismatchError
 from service.domain.gallery import Gallery

@@ -93,7 +93,7 @@ def filled(database: Database) -> Store:
     for i, vector in enumerate(vectors(20)):
         store.subjects.put(one, f"s{i}", f"Name {i} \u00e9", {"i": i, "odd": [None, 1.5]}, [f"t{i % 3}"])
         enroll(store, one, f"s{i}", vector, key=f"key {i}")
-    face = Sighting(vectors(1)[0], {"score": 0.5}, 0.9, Crop(b"face", ((1, 2.5),)))
+    face = Sighting("5" * 32, vectors(1)[0], "photo", {"score": 0.5}, 0.9, Crop(b"face", ((1, 2.5),)))
     search = Followers(in_process(store)).nearest
     store.strangers.remember(one, [face], search, lambda vector, known: Recalled(is_new=True), datetime.now(UTC))
     kept, deleted = vectors(2, 1)

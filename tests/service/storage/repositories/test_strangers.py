@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -77,7 +78,8 @@ def person(number: int, turned: float = 0.0) -> Float:
 
 
 def sighting(vector: Float, score: float = 0.5, crop: bool = False) -> Sighting:
-    return Sighting(vector, {"score": score}, 0.9, Crop(b"picture", LANDMARKS) if crop else None)
+    kept = Crop(b"picture", LANDMARKS) if crop else None
+    return Sighting(uuid.uuid4().hex, vector, "photo", {"score": score}, 0.9, kept)
 
 
 def rule(vector: Float, nearest: Nearest | None) -> Recalled:
