@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -98,7 +98,11 @@ class Spool:
         """Delete the files of finished jobs and of interrupted uploads."""
         if not self._folder.is_dir():
             return
-        files = [path for path in self._folder.iterdir() if abs(time.time() - path.stat().st_mtime) > ABANDONED_AFTER_S]
+        files = list[Path]()
+        for path in self._folder.iterdir():
+            with suppress(FileNotFoundError):  # another process of this node tidies too
+                if abs(time.time() - path.stat().st_mtime) > ABANDONED_AFTER_S:
+                    files.append(path)
         kept = store.unfinished([path.name for path in files])
         for path in files:
             if path.name not in kept:

@@ -357,7 +357,9 @@ def test_abandoned_archives_are_removed(tmp_path: Path) -> None:
             file.write(b"x")
         if name != "still-coming":
             os.utime(spool.path(name), (0, time.time() - 2 * ABANDONED_AFTER_S))
+    spool.path("removed-meanwhile").symlink_to(tmp_path / "nothing")  # as listed, and gone when it is looked at
     spool.tidy(store)
+    spool.path("removed-meanwhile").unlink()
     assert sorted(path.name for path in (tmp_path / "spool").iterdir()) == sorted([waiting.id, "still-coming"])
     assert spool.has(waiting)
     assert not spool.has(over)
