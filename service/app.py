@@ -109,10 +109,10 @@ def create_app(settings: Settings) -> FastAPI:
             app.router.routes.extend(routes.routes)  # include_router would match each path twice
     mount_compreface(app, settings)
     app.add_middleware(Gate, settings=settings, metrics=metrics)
-    if settings.cors_origin_list:
+    if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=settings.cors_origin_list,
+            allow_origins=settings.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,

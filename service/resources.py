@@ -119,8 +119,7 @@ def existing_master_keys(settings: Settings) -> MasterKeys | None:
 
 
 def open_milvus(settings: Settings, database: Database) -> MilvusEngine | None:
-    """Connect to Milvus if it is configured. Raises SettingsError: its package is not installed."""
-    settings.check_extras()
+    """Connect to Milvus if it is configured."""
     if settings.milvus_uri is None:
         return None
     from service.index.milvus import Milvus  # optional dependency, slow to import

@@ -39,14 +39,13 @@ def serve(settings: Settings) -> None:
     """Serve until interrupted. Accepted requests are completed first.
 
     Raises:
-        SettingsError: the address is exposed without a key or cannot be bound, or an optional package is missing.
+        SettingsError: the address is exposed without a key or cannot be bound.
         PackError, RuntimeUnavailableError: the networks cannot be used.
         MasterKeyError, StorageError: the database cannot be opened.
     """
     protect_memory()
     return_large_buffers()
     settings.check_exposure(partial(has_keys, settings))
-    settings.check_extras()
     listeners = bind_all(settings.host, settings.port)
     check_database(settings)
     log.info("listening on http://%s:%d, reference at /docs", settings.host, listeners[0].getsockname()[1])
@@ -56,7 +55,6 @@ def serve(settings: Settings) -> None:
 @contextmanager
 def embedded(settings: Settings) -> Iterator[str]:
     """Serve on a free loopback port while the block runs, and yield the URL. Raises as :func:`serve`."""
-    settings.check_extras()
     check_database(settings)
     listener = bind("127.0.0.1", 0)
     server = _server(settings, log_level="warning")

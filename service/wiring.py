@@ -51,6 +51,7 @@ from service.resources import open_milvus, open_own_database
 from service.risk.drift import DriftReports, Watches
 from service.risk.gallery_risks import GalleryRisks
 from service.risk.search import GallerySearch
+from service.security.addresses import Hosts
 from service.security.outbound_http import OutboundHttp
 from service.settings import Settings
 from service.storage.audit.writer import AuditWriter
@@ -236,7 +237,7 @@ async def _open_photos(stack: AsyncExitStack, settings: Settings, threads: Threa
     limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
     decoder = PhotoDecoder(limits, min(threads.count, MAX_DECODER_PROCESSES))
     stack.callback(decoder.close)
-    hosts = settings.url_host_list
+    hosts = settings.url_hosts or Hosts()
     if hosts.are_all:
         log.warning("photos may be fetched from every public host; list the allowed hosts in KITH_URL_HOSTS")
     pipeline = PhotoPipeline(
@@ -293,7 +294,7 @@ async def _open_webhooks(
     threads: Threads,
     metrics: Metrics,
 ) -> Webhooks:
-    public, origins = settings.webhook_targets
+    public, origins = settings.webhook_hosts or (Hosts(), [])
     http = await stack.enter_async_context(OutboundHttp(public, origins=origins))
     events, receivers, sender = EventLog(database), ReceiverStore(database), WebhookSender(http)
     delivery = WebhookDelivery(events, receivers, Lease(database, "webhooks"), sender, metrics)

@@ -30,7 +30,7 @@ from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
 from service.cli.tools.demo import package_file
 from service.server import embedded
-from service.settings import TEST_VARIABLES, Settings, load_settings
+from service.settings import OTHERS, Settings, load_settings
 from tests.databases import ENVIRONMENT
 from tests.milvus_lite import MilvusLite
 from tests.postgres import DatabaseUrl, Postgres, cluster_folder
@@ -73,7 +73,7 @@ def _no_outside_settings() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith("KITH_") and name not in TEST_VARIABLES:
+            if name.startswith("KITH_") and name.removeprefix("KITH_") not in OTHERS["tests"]:
                 patch.delenv(name)
         for name, value in (ENVIRONMENT | LOOPBACK | {"KITH_RUNTIME": "onnxruntime"}).items():
             patch.setenv(name, value)

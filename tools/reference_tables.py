@@ -19,7 +19,7 @@ LOCAL: Final = frozenset({"backup", "demo_photos", "foreign_file", "no_database"
 def settings_table() -> str:
     """Return the variables with their defaults and descriptions, in the order of the class."""
     rows = [
-        (f"`KITH_{name.upper()}`", _default(name, field.default), field.description or "")
+        (f"`KITH_{name.upper()}`", _default(name, field.default), " ".join((field.description or "").split()))
         for name, field in Settings.model_fields.items()
     ]
     return _table(("Variable", "Default", "Meaning"), rows)

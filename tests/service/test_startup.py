@@ -34,7 +34,7 @@ from service.jobs.runner import Runner
 from service.operations.transfers import Transfers
 from service.risk.gallery_risks import GalleryRisks
 from service.server import embedded
-from service.settings import COMMAND_VARIABLES, DEPLOYMENT_VARIABLES, TEST_VARIABLES, Settings, load_settings
+from service.settings import OTHERS, Settings, load_settings
 from service.storage.audit.writer import AuditWriter
 from service.storage.db import engine
 from service.storage.db.file_system import ACCOUNT_REMEDY, OWNER_REMEDY
@@ -462,7 +462,7 @@ def test_variables_of_services_and_of_other_programs_are_accepted(
         "KITH_POSTGRES_PORT": "tcp://10.0.0.2:5432",
         "KITH_POSTGRES_PORT_5432_TCP_ADDR": "10.0.0.2",
     }
-    others = dict.fromkeys((*COMMAND_VARIABLES, *DEPLOYMENT_VARIABLES, *TEST_VARIABLES), "x")
+    others = {f"KITH_{name}": "x" for names in OTHERS.values() for name in names}
     for name, value in (links | others | {"KITH_PORT": "9", "kith_max_images": "3"}).items():
         monkeypatch.setenv(name, value)
     (tmp_path / ".env").write_text("\ufeffKITH_DETAIL=high\nKITH_POSTGRES_PASSWORD=x\n")
@@ -482,4 +482,4 @@ def test_every_variable_that_the_project_names_is_known() -> None:
     named = {name for text in texts for name in re.findall(r"\bKITH_[A-Z0-9_]*[A-Z0-9]\b", text)}
     prefixes = {"KITH_MILVUS"}  # KITH_MILVUS_...
     settings = {f"KITH_{name.upper()}" for name in Settings.model_fields}
-    assert named - prefixes == settings | {*COMMAND_VARIABLES, *DEPLOYMENT_VARIABLES, *TEST_VARIABLES}
+    assert named - prefixes == settings | {f"KITH_{name}" for names in OTHERS.values() for name in names}

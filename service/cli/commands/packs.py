@@ -320,7 +320,7 @@ def _summary(entry: CatalogEntry, settings: Settings) -> dict[str, Any]:
         "commercial_use": entry.commercial_use,
         "size": entry.size,
         "here": here,
-        "served": here and settings.pack_path.expanduser().resolve() == directory.resolve(),
+        "served": here and settings.pack_paths[0].expanduser().resolve() == directory.resolve(),
         "directory": str(directory) if here else None,
     }
 

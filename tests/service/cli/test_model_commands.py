@@ -256,11 +256,11 @@ def test_the_default_catalog_lists_all_packs(models: Command) -> None:
 
 def test_a_pack_is_found_by_name_or_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load_settings(pack="kith-compact").pack_path == BUNDLED_PACK
-    assert load_settings(pack=BUNDLED_PACK).pack_path == BUNDLED_PACK
+    assert load_settings(pack="kith-compact").pack_paths[0] == BUNDLED_PACK
+    assert load_settings(pack=BUNDLED_PACK).pack_paths[0] == BUNDLED_PACK
     (tmp_path / "elsewhere" / "mine").mkdir(parents=True)
-    assert load_settings(pack="mine", models_dir="elsewhere").pack_path == Path("elsewhere/mine")
+    assert load_settings(pack="mine", models_dir="elsewhere").pack_paths[0] == Path("elsewhere/mine")
     (tmp_path / "mine").mkdir()
-    assert load_settings(pack="mine", models_dir="elsewhere").pack_path == Path("mine")
-    assert load_settings(pack="missing").pack_path == Path("missing")
-    assert load_pack(load_settings(pack="kith-compact").pack_path).model_id == "kith-compact"
+    assert load_settings(pack="mine", models_dir="elsewhere").pack_paths[0] == Path("mine")
+    assert load_settings(pack="missing").pack_paths[0] == Path("missing")
+    assert load_pack(load_settings(pack="kith-compact").pack_paths[0]).model_id == "kith-compact"
