@@ -245,7 +245,7 @@ async def _open_photos(stack: AsyncExitStack, settings: Settings, threads: Threa
         detecting=detecting,
         decoder=decoder,
         threads=threads,
-        fetcher=await stack.enter_async_context(UrlFetcher(hosts, settings.max_image_bytes)),
+        fetcher=UrlFetcher(await stack.enter_async_context(OutboundHttp(hosts)), settings.max_image_bytes),
         budget=DecodeBudget(threads.count + PHOTO_BATCH_SIZES[-1], decode_memory),  # one photo per thread, and a batch
         judge=judge,
         metrics=metrics,

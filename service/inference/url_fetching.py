@@ -6,23 +6,17 @@ The error of a refused URL does not reveal whether the host exists.
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import Callable, Collection
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import httpx2 as httpx
 
 from service.core.deadlines import FairSemaphore, in_time
 from service.core.errors import ImageError
-from service.security.addresses import Address, Hosts, is_public
 from service.security.outbound_http import (
     MAX_CONCURRENT,
-    PORTS,
     TRANSPORT_ERRORS,
     NotConnectedError,
     OutboundHttp,
-    Resolve,
     TargetRefusedError,
 )
 
@@ -41,38 +35,13 @@ HEADERS: Final = {
 
 
 class UrlFetcher:
-    """Fetcher of photos. Use as a context manager in the event loop that fetches.
+    """Fetcher of photos of at most ``max_bytes``."""
 
-    Args:
-        hosts: Allowed hosts.
-        max_bytes: Limit of a photo.
-        resolve: Resolver, by default the system's.
-        http, permits, ports, verify: http beside https, address check, ports and TLS context, for tests on loopback.
-    """
-
-    def __init__(
-        self,
-        hosts: Hosts,
-        max_bytes: int,
-        http: bool = False,
-        resolve: Resolve | None = None,
-        permits: Callable[[Address], bool] = is_public,
-        ports: Collection[int] = PORTS,
-        verify: ssl.SSLContext | None = None,
-        total_s: float = DEFAULT_TIMEOUT_S,
-    ) -> None:
-        self._http = OutboundHttp(hosts, http, (), resolve, permits, ports, verify)
+    def __init__(self, http: OutboundHttp, max_bytes: int, total_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._http = http
         self._max_bytes = max_bytes
         self._total_s = total_s
         self._places = FairSemaphore(MAX_CONCURRENT)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._http.__aexit__(kind, error, trace)
 
     async def fetch(self, url: str) -> bytes:
         """Return the bytes at ``url``.

@@ -32,6 +32,7 @@ from service.core.deadlines import Deadline
 from service.core.errors import ClientGoneError
 from service.inference.url_fetching import UrlFetcher
 from service.security.addresses import Address, Hosts, is_public
+from service.security.outbound_http import OutboundHttp
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -87,10 +88,9 @@ class Names:
 
 def fetch(url: str, names: Names, hosts: str = "*.example,photos.example", **options: Any) -> bytes:
     async def run() -> bytes:
-        async with UrlFetcher(
-            Hosts.of_text(hosts), options.pop("max_bytes", 1000), resolve=names, **options
-        ) as fetcher:
-            return await fetcher.fetch(url)
+        limits = {"total_s": options.pop("total_s")} if "total_s" in options else {}
+        async with OutboundHttp(Hosts.of_text(hosts), resolve=names, **options) as http:
+            return await UrlFetcher(http, 1000, **limits).fetch(url)
 
     return asyncio.run(run())
 
@@ -321,10 +321,10 @@ def test_nobody_waits_for_a_server_that_says_nothing() -> None:
 def test_a_photo_is_not_fetched_any_more_once_its_client_has_left() -> None:
     async def run(port: int) -> None:
         options: dict[str, Any] = {"http": True, "permits": is_loopback, "ports": {port}}
-        async with UrlFetcher(Hosts.of_text("*"), 1000, resolve=Names([LOOPBACK]), **options) as fetcher:
+        async with OutboundHttp(Hosts.of_text("*"), resolve=Names([LOOPBACK]), **options) as http:
             with Deadline(60) as asking:
                 asyncio.get_running_loop().call_soon(asking.disconnect)
-                await fetcher.fetch(f"http://{HOST}:{port}/")
+                await UrlFetcher(http, 1000).fetch(f"http://{HOST}:{port}/")
 
     with socket.create_server((LOOPBACK, 0)) as silent, pytest.raises(ClientGoneError):
         asyncio.run(run(silent.getsockname()[1]))
@@ -340,8 +340,8 @@ def test_names_are_looked_up_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(socket, "getaddrinfo", answer)
 
     async def run() -> None:
-        async with UrlFetcher(Hosts.of_text("*"), 1000) as fetcher:
-            await fetcher.fetch(f"https://{HOST}/")
+        async with OutboundHttp(Hosts.of_text("*")) as http:
+            await UrlFetcher(http, 1000).fetch(f"https://{HOST}/")
 
     with connections(), raises_code("url_refused"):
         asyncio.run(run())
@@ -409,8 +409,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory, astronaut: NDArray[np.uint8])
     with serving(files) as photos, pytest.MonkeyPatch.context() as patch:
         port = urlsplit(photos.url).port
         assert port is not None
-        fetcher = partial(UrlFetcher, http=True, resolve=Names([LOOPBACK]), permits=is_loopback, ports={port})
-        patch.setattr(wiring, "UrlFetcher", fetcher)
+        loopback = partial(OutboundHttp, http=True, resolve=Names([LOOPBACK]), permits=is_loopback, ports={port})
+        patch.setattr(wiring, "OutboundHttp", loopback)
         settings = load_settings(data_dir=tmp_path_factory.mktemp("fetching"), url_hosts="*.example", log_level="ERROR")
         with embedded(settings) as url:
             yield url, f"http://{HOST}:{port}"
