@@ -23,9 +23,8 @@ from typing import IO, Any, BinaryIO, Final, Literal, Protocol, cast
 from kith.wire.identifiers import to_nfc
 from models.vision.photo_files import HEAD_BYTES, is_hidden, is_photo, printable_path
 from service.core.errors import ArchiveInvalidError, ImageError, KithError, LimitReachedError
-from service.core.gunzip import PiecesFile, gunzipped_pieces, max_unpacked_bytes
 from service.core.json_limits import check_json
-from service.core.zstandard import unpacked_pieces
+from service.core.unpacking import PiecesFile, max_unpacked_bytes, unpacked_pieces
 from service.inference.archive_names import ENTRY_SIGNATURE, is_utf8, name_of, repair_directory
 
 MANIFESTS: Final = ("manifest.csv", "manifest.ndjson")
@@ -49,6 +48,9 @@ NAMES_REMEDY: Final = (
     "Korean, cp866 or cp1251 for Russian. Or pack again with a tool that writes UTF-8, such as tar."
 )
 PACK_AGAIN: Final = "State another encoding with names, or pack again with a tool that writes UTF-8, such as tar."
+
+
+ArchiveKind = Literal["zip", "tar", "gzip", "zstd"]
 
 
 class _Read(Protocol):
@@ -108,7 +110,7 @@ class ArchiveContents:
     hidden: int
 
 
-def archive_kind(beginning: bytes) -> str:
+def archive_kind(beginning: bytes) -> ArchiveKind:
     """Return zip, tar, gzip or zstd, from the first SIGNATURE_BYTES. Raises ArchiveInvalidError."""
     if beginning.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return "zip"
@@ -276,7 +278,7 @@ def _zip_entry(
 
 
 def _tar_members(
-    archive: ArchiveSource, kind: str, limits: ArchiveLimits, names: str | None
+    archive: ArchiveSource, kind: ArchiveKind, limits: ArchiveLimits, names: str | None
 ) -> Iterator[tuple[str, bool, _Read]]:
     with (
         archive.open("rb") as file,
@@ -306,13 +308,8 @@ def _tar_entry(
         return b"" if stream is None else stream.read(-1 if head_bytes is None else head_bytes)
 
 
-def _unpacked(file: IO[bytes], kind: str) -> IO[bytes] | PiecesFile:
-    match kind:
-        case "gzip":
-            return PiecesFile(gunzipped_pieces(file))
-        case "zstd":
-            return PiecesFile(unpacked_pieces(file))
-    return file
+def _unpacked(file: IO[bytes], kind: ArchiveKind) -> IO[bytes] | PiecesFile:
+    return PiecesFile(unpacked_pieces(file, kind)) if kind in ("gzip", "zstd") else file
 
 
 class _LimitedZipFile:

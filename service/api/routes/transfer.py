@@ -20,7 +20,7 @@ from service.api.http.openapi import BINARY
 from service.api.http.parameters import GalleryPath
 from service.api.routes.galleries import change_settings, to_gallery_out
 from service.core.errors import GalleryExistsError, GalleryNotFoundError, InvalidDataError, KithError, LimitReachedError
-from service.core.gunzip import Gunzip
+from service.core.unpacking import Unpacker
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.gallery_items import FileRow, max_items
 from service.storage.audit.log import Entry
@@ -61,7 +61,7 @@ async def import_gallery(
         raise unsupported(given, f"; send {NDJSON}")
     intake = _Intake(backend, gallery, create, recognizer, skip, await _snapshot(backend, gallery))
     try:
-        await _import_lines(backend, request, Gunzip() if coding else _Plain(), intake)
+        await _import_lines(backend, request, Unpacker("gzip") if coding else _Plain(), intake)
         assert intake.opened is not None  # noqa: S101 - a file without header raises
         intake.opened.end()
     except KithError as error:
@@ -153,7 +153,7 @@ class _Intake:
             self.open(lines.header)
 
 
-async def _import_lines(backend: Backend, request: Request, unpacker: _Plain | Gunzip, intake: _Intake) -> None:
+async def _import_lines(backend: Backend, request: Request, unpacker: _Plain | Unpacker, intake: _Intake) -> None:
     run = backend.transfers.importing.run
     lines = Lines(await run(intake.default_header))
     count = 0
@@ -165,7 +165,7 @@ async def _import_lines(backend: Backend, request: Request, unpacker: _Plain | G
     await run(intake.add, lines, lines.end())
 
 
-async def _read_blocks(backend: Backend, request: Request, unpacker: _Plain | Gunzip) -> AsyncIterator[bytes]:
+async def _read_blocks(backend: Backend, request: Request, unpacker: _Plain | Unpacker) -> AsyncIterator[bytes]:
     """Decompress the body in blocks of about BLOCK_BYTES. Raises import_invalid, request_too_large."""
     max_bytes = backend.settings.max_unpacked_bytes
     pending: list[bytes] = []
@@ -191,7 +191,7 @@ async def _read_blocks(backend: Backend, request: Request, unpacker: _Plain | Gu
 
 
 class _Plain:
-    """Uncompressed body, with the interface of Gunzip."""
+    """Uncompressed body, with the interface of Unpacker."""
 
     def __init__(self) -> None:
         self.packed = self.unpacked = 0

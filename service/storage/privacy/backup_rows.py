@@ -17,7 +17,7 @@ import orjson
 import sqlalchemy as sa
 
 from service.core.errors import LocalError
-from service.core.zstandard import ZstdError, ZstdFile
+from service.core.unpacking import ZstdError, ZstdFile
 from service.domain.gallery_items import from_microseconds, to_microseconds
 from service.storage.db.tables import Utc
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from models.runtime.network import Float
-from service.core.zstandard import ZstdFile
+from service.core.unpacking import ZstdFile
 from service.storage.db.tables import metadata
 from service.storage.privacy.backup import read_manifest
 from service.storage.privacy.backup_rows import read_rows

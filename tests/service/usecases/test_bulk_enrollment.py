@@ -31,7 +31,7 @@ from models.vision.photo_files import list_photos
 from service import wiring
 from service.cli.tools.photo_folders import TarStream, photos_of, split
 from service.core.errors import ArchiveInvalidError, ImageError, KithError, StorageFullError
-from service.core.zstandard import ZstdFile
+from service.core.unpacking import ZstdFile
 from service.domain.gallery import GallerySettings
 from service.inference import archives
 from service.inference.archives import ArchiveContents, ArchiveLimits, iterate_members, read_contents

@@ -20,9 +20,16 @@ import pytest
 from kith import Kith
 from kith.wire.transfer import GalleryFileHeader
 from service.core.errors import ArchiveInvalidError
-from service.core.gunzip import MAX_SMALL_MEMBERS, PIECE_BYTES, RATIO_EXEMPT_BYTES, Gunzip, PiecesFile, gunzipped_pieces
 from service.core.json_limits import MAX_VALUES
-from service.core.zstandard import ZstdFile, unpacked_pieces
+from service.core.unpacking import (
+    MAX_SMALL_MEMBERS,
+    PIECE_BYTES,
+    RATIO_EXEMPT_BYTES,
+    PiecesFile,
+    Unpacker,
+    ZstdFile,
+    unpacked_pieces,
+)
 from service.domain.gallery_items import SIZE_EXEMPT_ITEMS, max_items
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents
 from service.storage.transfer import ndjson
@@ -60,7 +67,7 @@ def test_a_gzip_bomb_is_rejected(tmp_path: Path) -> None:
         for _ in range(3 * RATIO_EXEMPT_BYTES // 1_000_000):
             file.write(bytes(1_000_000))
     with pytest.raises(ValueError, match="times its size"), archive.open("rb") as packed:
-        unpacked, size = PiecesFile(gunzipped_pieces(packed)), 0
+        unpacked, size = PiecesFile(unpacked_pieces(packed, "gzip")), 0
         while block := unpacked.read(10_000):
             size += len(block)
             assert size < 1.5 * RATIO_EXEMPT_BYTES
@@ -91,7 +98,7 @@ def test_concatenated_zstd_frames_are_unpacked(tmp_path: Path) -> None:
         with ZstdFile(file, "a") as frame:
             frame.write(part)
     with file.open("rb") as packed:
-        pieces = list(unpacked_pieces(packed))
+        pieces = list(unpacked_pieces(packed, "zstd"))
     assert b"".join(pieces) == b"".join(parts)
     assert max(map(len, pieces)) <= PIECE_BYTES
 
@@ -101,7 +108,7 @@ def test_output_of_common_tools_is_decompressed(piece: int) -> None:
     """Concatenated members, bgzip blocks with an empty one at the end, and padding."""
     parts = [bytes([n % 251]) * 64_000 for n in range(2 * MAX_SMALL_MEMBERS)]
     packed = b"".join(gzip.compress(part) for part in parts) + EMPTY_MEMBER + b"\0" * 1000
-    gunzip = Gunzip()
+    gunzip = Unpacker("gzip")
     found = b"".join(each for at in range(0, len(packed), piece) for each in gunzip.feed(packed[at : at + piece]))
     gunzip.end()
     assert found == b"".join(parts)

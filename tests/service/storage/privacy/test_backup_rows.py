@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.core.zstandard import ZstdFile
+from service.core.unpacking import ZstdFile
 from service.storage.db.tables import Utc
 from service.storage.privacy.backup_rows import read_rows, write_rows
 from tests.refusals import raises_code
