@@ -234,13 +234,13 @@ class TooManySegmentsError(ValueError):
     """JPEG file with more than MAX_SEGMENTS segments."""
 
 
-def count_scans(payload: bytes, start: int = 0, end: int | None = None) -> int:
+def count_scans(payload: bytes) -> int:
     """Count scans up to the end-of-image marker; videos and other photos may follow.
 
     Raises:
         TooManySegmentsError: The file has too many segments.
     """
-    return sum(marker == START_OF_SCAN for marker, _ in _segments(payload, start, end))
+    return sum(marker == START_OF_SCAN for marker, _ in _segments(payload))
 
 
 def complete(payload: bytes) -> bytes:
@@ -289,14 +289,14 @@ def decode_rgb(payload: bytes, size: tuple[int, int], reduction: float) -> NDArr
     return pixels if pixels.shape[:2] == (height, width) else None
 
 
-def _segments(payload: bytes, start: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
+def _segments(payload: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield each segment up to the end-of-image marker, as its marker and the content of a frame or scan header.
 
     Entropy-coded data is searched, not decoded, for the start of the next segment.
     """
-    at, end = start, len(payload) if end is None else end
+    at = 0
     for _ in range(MAX_SEGMENTS):
-        found = SEGMENT.search(payload, at, end)
+        found = SEGMENT.search(payload, at)
         if found is None:
             return
         if found[0] == END_OF_IMAGE:
