@@ -156,9 +156,8 @@ class Settings(BaseSettings):
     and an onnxruntime execution provider, or some of them; default: the fastest that loses at most 0.1 points of
     accuracy, chosen at start and logged."""
     device: Literal["auto", "cpu", "gpu"] = "auto"
-    """Device of networks, and of the vector search with faiss-gpu; auto: GPUs if onnxruntime's GPU build finds one."""
-    gpus: str | None = Field(None, pattern=r"^\d+(,\d+)*$")
-    """Comma-separated GPU numbers, from 0; default: all visible GPUs."""
+    """Device of networks, and of the vector search with faiss-gpu; auto: GPUs if onnxruntime's GPU build finds one.
+    CUDA_VISIBLE_DEVICES chooses among several."""
     threads: int | None = Field(None, ge=1, le=256)
     """Threads per network; default: the available CPU cores."""
     detail: Detail = "low"
@@ -223,8 +222,7 @@ class Settings(BaseSettings):
     @property
     def wish(self) -> EnginePreference:
         """Requested engine, precision and devices of networks."""
-        indices = None if self.gpus is None else tuple(dict.fromkeys(int(index) for index in self.gpus.split(",")))
-        gpu = GpuPreference(self.device, indices, self.data_dir / "networks")
+        gpu = GpuPreference(self.device, self.data_dir / "networks")
         return EnginePreference(**self.runtime or {}, threads=self.threads, gpu=gpu)
 
     @property

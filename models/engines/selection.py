@@ -44,13 +44,11 @@ class GpuPreference:
 
     Args:
         device: "auto" uses GPUs if the GPU build of onnxruntime is installed and a GPU is visible.
-        indices: GPUs to use; None uses all.
         folder: cache of files made for the GPUs.
         half: use fp16 if it agrees with fp32.
     """
 
     device: DevicePreference = "auto"
-    indices: tuple[int, ...] | None = None
     folder: Path = Path("data/networks")
     half: bool = True
 
@@ -327,18 +325,15 @@ def _choose_float(spec: NetworkSpec, engine: Engine, available: AbstractSet[Prec
 
 
 def open_on_gpus(spec: NetworkSpec, preference: GpuPreference) -> list[CudaNetwork]:
-    """Open the network on each GPU, with all its input shapes prepared.
+    """Open the network on each visible GPU, with all its input shapes prepared.
 
     Raises:
-        RuntimeUnavailableError: a GPU is missing, or :func:`open_on_device` failed on it.
+        RuntimeUnavailableError: there is no usable GPU, or :func:`open_on_device` failed on one.
     """
     if (problem := diagnose_cuda()) is not None:
         raise RuntimeUnavailableError(problem)
-    visible = range(len(visible_gpus()))
-    indices = tuple(visible) if preference.indices is None else preference.indices
-    if missing := set(indices) - set(visible):
-        raise RuntimeUnavailableError(f"GPU {min(missing)} is not visible: there are {len(visible)}, counted from 0")
-    return [open_on_device(spec, Device("cuda", index), preference.folder, preference.half) for index in indices]
+    devices = [Device("cuda", index) for index in range(len(visible_gpus()))]
+    return [open_on_device(spec, device, preference.folder, preference.half) for device in devices]
 
 
 def open_on_device(spec: NetworkSpec, device: Device, folder: Path, half: bool = True) -> CudaNetwork:

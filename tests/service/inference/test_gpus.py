@@ -134,11 +134,6 @@ def test_a_recognizer_opened_as_on_a_gpu(pack: ModelPack, recognizer: Recognizer
     assert (there * here).sum(1).min() > 0.999
 
 
-def test_gpus_are_listed_by_index() -> None:
-    assert load_settings(gpus="0,2,0").wish.gpu.indices == (0, 2)
-    assert load_settings().wish.gpu.indices is None
-
-
 @pytest.mark.parametrize(
     ("runtime", "pinned"),
     [
