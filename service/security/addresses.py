@@ -4,49 +4,30 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 Address = IPv4Address | IPv6Address
 
-REFUSED_V4: Final = tuple(
-    IPv4Network(network)
-    for network in (
-        "0.0.0.0/8",
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "168.63.129.16/32",  # Azure's metadata host, which serves machine secrets from a public address
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.0.2.0/24",
-        "192.31.196.0/24",
-        "192.52.193.0/24",
-        "192.88.99.0/24",
-        "192.168.0.0/16",
-        "192.175.48.0/24",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/3",
-    )
-)
-"""IANA's IPv4 Special-Purpose Address Registry, plus multicast and reserved addresses."""
 GLOBAL_V6: Final = IPv6Network("2000::/3")
 """The only part that is given out as global unicast: ::1, mapped and compatible IPv4, NAT64, ULA, link-local and
 multicast lie outside."""
-REFUSED_V6: Final = tuple(
-    IPv6Network(network)
+REFUSED: Final = tuple(
+    ip_network(network)
     for network in (
+        "168.63.129.16/32",  # Azure's metadata host, which serves machine secrets from a public address
+        "192.0.0.0/24",
+        "192.31.196.0/24",
+        "192.52.193.0/24",
+        "192.88.99.0/24",
+        "192.175.48.0/24",
         "2001::/23",  # IETF protocol assignments, including Teredo and ORCHID
-        "2001:db8::/32",
         "2002::/16",  # 6to4: routes to the embedded IPv4 address
         "2620:4f:8000::/48",
         "3fff::/20",
     )
 )
-"""The part of IANA's IPv6 Special-Purpose Address Registry that lies within GLOBAL_V6."""
+"""Of IANA's Special-Purpose Address Registries, what Python of any version takes for global."""
 
 MAX_NAME_LENGTH: Final = 253
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -55,11 +36,10 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 def is_public(address: Address) -> bool:
     """Return whether an address is globally reachable unicast."""
-    if isinstance(address, IPv4Address):
-        return not any(address in network for network in REFUSED_V4)
-    if address.scope_id is not None or address not in GLOBAL_V6:
+    if isinstance(address, IPv6Address) and (address.scope_id is not None or address not in GLOBAL_V6):
         return False
-    return not any(address in network for network in REFUSED_V6)
+    is_unicast = address.is_global and not (address.is_multicast or address.is_reserved)
+    return is_unicast and not any(address in network for network in REFUSED)
 
 
 def is_loopback(host: str) -> bool:
