@@ -53,8 +53,14 @@ class Domain:
 
 ONE_GALLERY: Final = ((1, (300,)), (2, (300,)))
 DOMAINS: Final = (
-    Domain("LFW", "LFW", "lfw", "lfw", "lfw", ((1, (50, 100, 300, 1000, 2000)), (2, (50, 300, 600)), (3, (50, 300)))),
-    Domain("CFP, frontal", "CFP", "cfp", "cfp", "cfp", tuple((t, (50, 250)) for t in (1, 2, 3)), *(3 * ("frontal/",))),
+    Domain(
+        *("LFW", "LFW", "lfw", "lfw", "lfw"),
+        ((1, (5, 12, 25, 50, 100, 300, 1000, 2000)), (2, (5, 12, 25, 50, 300, 600)), (3, (5, 12, 25, 50, 300))),
+    ),
+    Domain(
+        *("CFP, frontal", "CFP", "cfp", "cfp", "cfp", tuple((t, (5, 12, 25, 50, 250)) for t in (1, 2, 3))),
+        *(3 * ("frontal/",)),
+    ),
     Domain(
         *("CFP, profiles searched", "CFP", "cfp", "cfp", "cfp", tuple((t, (250,)) for t in (1, 2, 3))),
         *("frontal/", "profile/", "profile/"),
@@ -63,8 +69,8 @@ DOMAINS: Final = (
     Domain("LFW, profiles searched", "CFP", "lfw", "cfp", "cfp", ONE_GALLERY, "", "profile/", "profile/"),
     Domain("LFW, strangers of All-Age-Faces", "other collections", "lfw", "lfw", "aaf", ONE_GALLERY),
     Domain("LFW, strangers of FairFace", "other collections", "lfw", "lfw", "fairface", ONE_GALLERY),
-    Domain("All-Age-Faces", "other collections", "aaf", None, "aaf", ((1, (100, 400)),)),
-    Domain("FairFace", "other collections", "fairface", None, "fairface", ((1, (100, 400)),)),
+    Domain("All-Age-Faces", "other collections", "aaf", None, "aaf", ((1, (25, 100, 400)),)),
+    Domain("FairFace", "other collections", "fairface", None, "fairface", ((1, (25, 100, 400)),)),
     *(Domain(f"LFW, {name}", "degraded", "lfw", name, name, ((1, (300,)),)) for name in DEGRADATIONS),
 )
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.risk.calibration import (
     EDGES,
@@ -29,14 +28,12 @@ from models.risk.calibration import (
     Floats,
     FmrCurve,
     Ints,
-    bin_indices,
     count_at_or_above,
     histogram,
 )
 from models.risk.gallery_risk import impostor_probability
-from models.risk.impostor_evidence import PairScores
-from models.risk.normal_scale import ScorePrior, fit_normal
 from models.risk.pair_odds import likelihood_ratios, log_ratio_at
+from models.risk.tail import fit_on_scale
 from models.runtime.network import Float
 
 NEIGHBORS: Final = 32
@@ -101,11 +98,10 @@ class AlbumRisk:
         within = _similarities_within(vectors, photos)
         known = histogram(within[within < same_picture])
         rows = np.unique(np.linspace(0, len(vectors) - 1, min(len(vectors), MAX_SAMPLE)).round().astype(np.int64))
-        across = _histograms_across(vectors[rows], photos[rows])
-        prior = ScorePrior.of(pack.curve.rates, pack.impostor_pairs)
-        curve, share = _fit(across, known, prior, pack.genuine)
+        across = _histogram_across(vectors[rows], photos[rows]) / 2
+        curve, share = _fit(across, known, len(rows), pack)
         pairs = len(vectors) * (len(vectors) - 1) // 2 - int(known.sum())
-        above = _pairs_above(across.sum(0) / 2, pairs, neighbors, photos, same_picture)
+        above = _pairs_above(across, pairs, neighbors, photos, same_picture)
         ratios = likelihood_ratios(curve, pack.genuine)
         return cls(curve, int(known.sum()), share, above, pairs, same_picture, ratios)
 
@@ -247,32 +243,23 @@ def _shared(photos: Ints) -> list[Ints]:
     return [rows for rows in np.split(order, starts[1:]) if len(rows) > 1]
 
 
-def _histograms_across(vectors: Float, photos: Ints) -> NDArray[np.int32]:
-    """Return (n, 2000) histograms of each face's similarities to the faces of other photos."""
-    counts = np.zeros((len(vectors), len(EDGES) - 1), np.int32)
+def _histogram_across(vectors: Float, photos: Ints) -> Ints:
+    """Return the (2000,) histogram of each face's similarities to the faces of other photos."""
+    counts = np.zeros(len(EDGES) - 1, np.int64)
     for row, vector in enumerate(vectors):
-        similarities = vectors[photos != photos[row]] @ vector
-        counts[row] = np.bincount(bin_indices(similarities), minlength=counts.shape[1])
+        counts += histogram(vectors[photos != photos[row]] @ vector)
     return counts
 
 
-def _fit(across: NDArray[np.int32], known: Ints, prior: ScorePrior, genuine: Ints) -> tuple[FmrCurve, float]:
+def _fit(across: Floats, known: Ints, faces: int, pack: Calibration) -> tuple[FmrCurve, float]:
     """Return the curve, and the share of pairs across photos that show one person. Each depends on the other."""
-    faces = len(across)
-    counts = across.sum(0, dtype=np.float64) / 2
-    if not counts.sum() + known.sum():
-        return FmrCurve(prior.rates, np.zeros(len(EDGES)), -1.0), 0.0
-    probability, share = np.ones(len(counts)), 0.0
-    rates = prior.rates
-    for step in range(FIT_ROUNDS):
-        if counts.sum():
-            probability = impostor_probability(counts, rates, genuine, MAX_REPEATED)
-            share = float(1 - (counts @ probability) / counts.sum())
-        impostors = np.rint(across * probability).astype(np.int32)
-        variance = PairScores.of(impostors, np.zeros(faces)).variance(faces, faces)
-        is_last = step == FIT_ROUNDS - 1
-        curve = fit_normal(counts * probability + known, variance, faces, prior, intervals=is_last).curve
-        rates = curve.rates
+    curve, share = pack.curve, 0.0
+    for _ in range(FIT_ROUNDS if across.sum() + known.sum() else 0):
+        probability = impostor_probability(across, curve.rates, pack.genuine, MAX_REPEATED)
+        different = across * probability
+        share = 1 - float(different.sum()) / max(1.0, float(across.sum()))
+        counts = different + known
+        curve = fit_on_scale(pack.curve.scale, counts, 1, min(1.0, faces / float(counts.sum()))).curve
     return curve, share
 
 

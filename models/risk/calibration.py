@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
@@ -35,6 +36,11 @@ CONFIDENCE_Z: Final = 1.96
 THRESHOLD_CACHE_SIZE: Final = 64
 MIN_RATE: Final = 1e-300
 """Lower bound of rates, so that their logarithms are finite."""
+SMALLEST_TAIL: Final = 1e-15
+"""Distance of a rate from 1, so that its normal quantile is finite."""
+NORMAL: Final = NormalDist()
+KNOTS: Final = np.linspace(-3.0, 6.0, 19)
+"""Normal quantiles where the scale of a curve takes its rates."""
 SHAPE_PRIOR: Final = 0.1
 """Standard deviation of the normal prior on the shape, with mean 0.
 
@@ -79,20 +85,32 @@ class FmrCurve:
         rates: (2001,) FMR at EDGES.
         variances: (2001,) variances of the natural logarithms of ``rates``.
         last_counted: largest similarity whose rate is counted, not extrapolated.
-        centers: (2001,) rates in the middle of the intervals; default ``rates``.
     """
 
-    def __init__(self, rates: Floats, variances: Floats, last_counted: float, centers: Floats | None = None) -> None:
+    def __init__(self, rates: Floats, variances: Floats, last_counted: float) -> None:
         self.rates = np.minimum.accumulate(np.clip(rates, MIN_RATE, 1.0))
         self.variances = np.maximum(variances, 0.0)
         self.last_counted = last_counted
         spread = CONFIDENCE_Z * np.sqrt(self.variances)
         self._logs = np.log(self.rates)
         # For a non-increasing curve, each bound can be tightened by the bounds at other similarities.
-        middle = self._logs if centers is None else np.log(np.clip(centers, MIN_RATE, 1.0))
-        self._low_logs = np.minimum(self._logs, np.maximum.accumulate((middle - spread)[::-1])[::-1])
-        self._high_logs = np.maximum(self._logs, np.minimum(0.0, np.minimum.accumulate(middle + spread)))
+        self._low_logs = np.maximum.accumulate((self._logs - spread)[::-1])[::-1]
+        self._high_logs = np.minimum(0.0, np.minimum.accumulate(self._logs + spread))
         self._thresholds = lru_cache(THRESHOLD_CACHE_SIZE)(self._threshold_at_fmr)
+
+    @cached_property
+    def scale(self) -> Floats:
+        """(2001,) normal quantiles of 1 - FMR at EDGES: lines between KNOTS, so that no count's noise is in them.
+
+        The first and the last line go on to the ends, the last from the last knot with counted rates.
+        """
+        counted = max(float(np.interp(self.last_counted, EDGES, self.rates)), float(survival(KNOTS[-1:])[0]))
+        knots = KNOTS[max(-NORMAL.inv_cdf(min(counted, 0.5)), 0.0) >= KNOTS]
+        at = np.interp(-survival(knots), -self.rates, EDGES)
+        slopes = np.diff(knots) / np.maximum(np.diff(at), BIN_WIDTH)
+        inside = np.interp(EDGES, at, knots)
+        low, high = np.minimum(EDGES - at[0], 0.0), np.maximum(EDGES - at[-1], 0.0)
+        return np.asarray(inside + slopes[0] * low + slopes[-1] * high)
 
     def rates_at(self, similarities: Floats) -> Floats:
         """Return the FMR at (n,) similarities, without intervals."""
@@ -266,6 +284,11 @@ def tail_variance(t: Floats, start: float, scale: float, exceeding: float) -> Fl
     """
     x = np.maximum(0.0, t - start) / scale
     return np.asarray(x**2 / exceeding + x**4 / 4 / (exceeding + 100))
+
+
+def survival(x: Floats) -> Floats:
+    """Return the standard normal P(X >= x)."""
+    return np.array([0.5 * math.erfc(v) for v in (x * math.sqrt(0.5)).tolist()])
 
 
 def count_at_or_above(counts: NDArray[Any]) -> Floats:

@@ -11,16 +11,27 @@ from typing import Final
 
 import numpy as np
 
-from models.risk.calibration import MIN_RATE, Calibration, Floats, FmrCurve, Ints, Rate
-from models.risk.impostor_evidence import ImpostorEvidence, PairScores
-from models.risk.normal_scale import NormalFit, ScorePrior, fit_normal
+from models.risk.calibration import (
+    EDGES,
+    MIN_RATE,
+    SMALLEST_TAIL,
+    Calibration,
+    Floats,
+    FmrCurve,
+    Ints,
+    Rate,
+    count_at_or_above,
+)
+from models.risk.impostor_evidence import ImpostorEvidence
+from models.risk.normal_scale import rates_of
+from models.risk.tail import TailFit, fit_on_scale
 
 MAX_DUPLICATE_SHARE: Final = 0.1
 """Largest share of subjects that are treated as duplicates of another subject."""
 DUPLICATE_ROUNDS: Final = 2
 """Duplicates affect the fitted curve, and the curve identifies duplicates."""
-MIN_DUPLICATE_CHANGE: Final = 0.1
-"""Change of the number of duplicate pairs that needs another round."""
+USUAL_ADJUSTED: Final = (0.15, -0.06)
+"""Usual place and log width of rival-adjusted similarities. From 0, galleries of CFP are asked 0.5 of their risk."""
 UNLIKE_FMR: Final = 0.001
 UNLIKE_RATIO: Final = 3.0
 """Ratio of false match rates, beyond the interval, from which a gallery's people differ from the pack's."""
@@ -31,15 +42,15 @@ RULE_OF_THREE: Final = 3.0
 class GalleryRisk:
     """FMR of one gallery, from its own impostor pairs and the pack's calibration.
 
-    The gallery has the right photos but few pairs. Its scores follow a normal distribution on the scale of
-    :mod:`models.risk.normal_scale`; the pack gives weak priors on the scale's power, place and width. Likely duplicates
-    are removed: each score counts by the probability that its pair is an impostor pair.
+    The gallery has the right photos but few pairs. Its scores follow a normal distribution on the scale of the pack
+    (:mod:`models.risk.tail`). Likely duplicates are removed: each score counts by the probability that it is of
+    different people.
 
-    Two curves: ``curve`` of the rival-adjusted similarities, for searches, and ``raw_curve`` of the similarities.
-    Without adjusted scores, ``curve`` is ``raw_curve``.
+    Two curves: ``curve`` for searches, fitted to the searches of enrolled people among the others, and ``raw_curve`` of
+    single similarities, fitted to all pairs.
 
-    The 95 % intervals come from the inverse Hessian of the fit and the uncertainty of the power. In simulated galleries
-    of 30 to 200 people they cover the true rate in 90 to 100 % of cases. They do not cover probes unlike the gallery.
+    The 95 % intervals come from the inverse Hessian of the fit. In simulated galleries of 30 to 200 people they cover
+    the true rate in 90 to 100 % of cases. They do not cover probes unlike the gallery.
 
     Args:
         evidence: impostor pairs of the gallery, with at least two probes.
@@ -50,20 +61,27 @@ class GalleryRisk:
     """
 
     def __init__(self, evidence: ImpostorEvidence, pack: Calibration | None) -> None:
-        if evidence.probes < 2 or not evidence.raw.counts.sum():
+        if evidence.probes < 2 or not evidence.pairs.sum():
             raise ValueError("a gallery risk needs at least two subjects")
         self.evidence = evidence
         self.pack = pack
-        self._prior = None
-        if pack is not None:
-            self._prior = ScorePrior.of(pack.curve.rates, pack.impostor_pairs)
-        self._fit, self.duplicate_pairs = self._fitted(evidence.adjusted or evidence.raw)
+        usual = _own_curve(evidence) if pack is None else pack.curve
+        self._scale = usual.scale
+        self._fit, self.duplicate_pairs = self._searches()
         self.curve = self._fit.curve
 
     @cached_property
     def raw_curve(self) -> FmrCurve:
-        """Curve of the similarities without adjustment, for verification and FMR targets."""
-        return self.curve if self.evidence.adjusted is None else self._fitted(self.evidence.raw)[0].curve
+        """Curve of single similarities, for verification and FMR targets.
+
+        Each person counts as one observation.
+        """
+        pairs, people = self.evidence.pair_count, self.evidence.probes
+        counts = self.evidence.pairs / self.evidence.pairs.sum() * pairs
+        if self.pack is not None:
+            rates, share = self.pack.curve.rates, min(1.0, MAX_DUPLICATE_SHARE * self.evidence.subjects / pairs)
+            counts = counts * impostor_probability(counts, rates, self.pack.genuine, share)
+        return fit_on_scale(self._scale, counts, 1, people / pairs).curve
 
     @property
     def gallery_share(self) -> float:
@@ -73,13 +91,13 @@ class GalleryRisk:
     @property
     def min_fmr(self) -> float:
         """Smallest FMR that the pairs of gallery and pack support by counting."""
-        return min_supported_fmr(self.evidence.pairs + (0 if self.pack is None else self.pack.impostor_pairs))
+        return min_supported_fmr(self.evidence.pair_count + (0 if self.pack is None else self.pack.impostor_pairs))
 
     def fmr_over_pack(self) -> Rate | None:
         """Return the ratio of the gallery's FMR to the pack's, where the pack's is UNLIKE_FMR; None without a pack."""
-        if self._prior is None:
+        if self.pack is None:
             return None
-        rate = self.raw_curve.fmr(self._prior.similarity_at(UNLIKE_FMR))
+        rate = self.raw_curve.fmr(self.pack.threshold_at_fmr(UNLIKE_FMR).score)
         return Rate(rate.value / UNLIKE_FMR, rate.extrapolated, rate.low / UNLIKE_FMR, rate.high / UNLIKE_FMR)
 
     def is_unlike_pack(self) -> bool:
@@ -87,31 +105,42 @@ class GalleryRisk:
         ratio = self.fmr_over_pack()
         return ratio is not None and (ratio.low > UNLIKE_RATIO or ratio.high < 1 / UNLIKE_RATIO)
 
-    def _fitted(self, scores: PairScores) -> tuple[NormalFit, float]:
-        """Return the fit to scores, and the number of duplicate pairs that it leaves out."""
-        probes, subjects = self.evidence.probes, self.evidence.subjects
-        counts = scores.counts / scores.counts.sum() * self.evidence.pairs
-        variance = scores.variance(probes, subjects)
-        impostors, duplicates = counts, 0.0
+    def _searches(self) -> tuple[TailFit, float]:
+        """Return the fit to the searches of enrolled people, and the number of duplicate pairs that it leaves out."""
+        scores, others = self.evidence.best.astype(np.float64), self.evidence.subjects - 1
+        usual = (0.0, 0.0) if self.evidence.rival is None else USUAL_ADJUSTED
+        first = scores if self.pack is None else _lowered(scores)
+        fit, different = fit_on_scale(self._scale, first, others, usual=usual), scores
         for _ in range(DUPLICATE_ROUNDS):
             if self.pack is None:
                 break
-            rates = fit_normal(impostors, variance, probes, self._prior, intervals=False).curve.rates
-            impostors = _weight_impostors(counts, rates, self.pack.genuine, subjects)
-            before, duplicates = duplicates, float(counts.sum() - impostors.sum())
-            if abs(duplicates - before) < MIN_DUPLICATE_CHANGE:
-                break
-        return fit_normal(impostors, variance, probes, self._prior), duplicates
+            rates = -np.expm1(others * np.log1p(-np.minimum(fit.curve.rates, 1 - SMALLEST_TAIL)))
+            different = scores * impostor_probability(scores, rates, self.pack.genuine, MAX_DUPLICATE_SHARE)
+            fit = fit_on_scale(self._scale, different, others, usual=usual)
+        return fit, float(scores.sum() - different.sum()) / 2
+
+
+def _lowered(scores: Floats) -> Floats:
+    """Return the scores with the largest ones, possible duplicates, moved to the next: they hardly tell how large."""
+    above = count_at_or_above(scores)
+    others = np.flatnonzero(above > max(2.0, MAX_DUPLICATE_SHARE * above[0]))  # two people are one duplicate
+    lowered = np.zeros(len(scores))
+    if len(others):
+        lowered[: others[-1]] = scores[: others[-1]]
+        lowered[others[-1]] = above[others[-1]]
+    return lowered
+
+
+def _own_curve(evidence: ImpostorEvidence) -> FmrCurve:
+    """Return the curve of a gallery without a pack, from all of its pairs."""
+    shares = count_at_or_above(evidence.pairs) / evidence.pairs.sum()
+    rates = rates_of(shares, evidence.pair_count, evidence.probes)
+    return FmrCurve(rates, np.zeros(len(EDGES)), -1.0)
 
 
 def min_supported_fmr(pairs: int) -> float:
     """Return the smallest FMR that can be claimed after so many pairs without a match."""
     return RULE_OF_THREE / pairs
-
-
-def _weight_impostors(counts: Floats, rates: Floats, genuine: Ints, subjects: int) -> Floats:
-    """Return the counts, weighted by the probability that a pair of the bin is an impostor pair."""
-    return counts * impostor_probability(counts, rates, genuine, MAX_DUPLICATE_SHARE * subjects / float(counts.sum()))
 
 
 def impostor_probability(counts: Floats, rates: Floats, genuine: Ints, max_share: float) -> Floats:
@@ -129,7 +158,7 @@ def impostor_probability(counts: Floats, rates: Floats, genuine: Ints, max_share
     impostor = np.maximum(rates[:-1] - rates[1:], MIN_RATE)
     kernel = np.exp(-0.5 * (np.arange(-60, 61) / 20) ** 2)
     duplicate = np.convolve(genuine / genuine.sum(), kernel / kernel.sum(), "same")
-    total = float(counts.sum())
+    total = max(float(counts.sum()), MIN_RATE)
     share = max_share / 2
     probability = np.ones(len(counts))
     for _ in range(100):

@@ -12,20 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from models.risk.calibration import (
-    BIN_COUNT,
-    BIN_WIDTH,
-    EDGES,
-    Floats,
-    Ints,
-    bin_indices,
-    count_at_or_above,
-    histogram,
-)
+from models.risk.calibration import BIN_COUNT, Floats, Ints, histogram
 
-Counts = NDArray[np.integer[Any]]
 Similarity = TypeVar("Similarity", float, Floats)
 RIVAL_WEIGHT: Final = 0.25
 """Weight of the runner-up's similarity, chosen on other photos than the tests' (docs/decisions.md, 16)."""
@@ -51,52 +40,6 @@ def rival_adjusted(similarities: Sequence[float], rival: float | None) -> list[f
     adjusted = [best - rival_shift(second, rival)]
     adjusted += [similarity - rival_shift(best, rival) for similarity in similarities[1:]]
     return [min(1.0, score) for score in adjusted]
-
-
-@dataclass(frozen=True, eq=False)
-class PairScores:
-    """Scores of probes against all other subjects.
-
-    Args:
-        counts: (2000,) histogram of all scores.
-        squares: (2001,) sum over probes of the squared number of scores at or above each of EDGES.
-        best: (2000,) histogram of each probe's largest score, the result of a non-mated search.
-    """
-
-    counts: Ints
-    squares: Floats
-    best: Ints
-
-    @classmethod
-    def of(cls, histograms: Counts, best: Floats) -> Self:
-        """Summarize (q, 2000) histograms of probes, and their (q,) largest scores."""
-        squares = np.zeros(len(EDGES))
-        for row in histograms:
-            squares += count_at_or_above(row) ** 2
-        return cls(histograms.sum(0, dtype=np.int64), squares, histogram(best))
-
-    def variance(self, probes: int, subjects: int) -> Floats:
-        """Return the (2001,) variances, over the choice of people, of the share of scores above each of EDGES.
-
-        Pairs depend on both of their people. The variance is 4 / n times the variance between the shares of people,
-        minus the part due to single pairs (W. Hoeffding, 1948, U-statistic of order 2).
-        """
-        n, others = probes, subjects - 1
-        share = count_at_or_above(self.counts) / max(1, n * others)
-        between_people = np.maximum(0.0, self.squares / n / others**2 - share**2)
-        single = share * (1 - share) / (n * others)
-        return np.asarray(np.maximum(4 * between_people / n - 2 * single, 2 * single))
-
-    def document(self) -> dict[str, Any]:
-        """Return a JSON document, with histograms trimmed to their nonzero range."""
-        squares = [round(v) for v in self.squares]
-        return {"counts": _sparse(self.counts), "squares": squares, "best": _sparse(self.best)}
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Self:
-        """Parse the result of :meth:`document`."""
-        squares = np.asarray(document["squares"], np.float64)
-        return cls(_dense(document["counts"]), squares, _dense(document["best"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,17 +93,18 @@ class ImpostorEvidence:
     One photo of each of some subjects is compared, as a probe, with every other subject.
 
     Args:
-        raw: similarities, for 1:1 verification and FMR targets.
-        adjusted: rival-adjusted similarities, for identification; None below MIN_ADJUSTED_SUBJECTS subjects.
-        rival: median of the probes' largest similarities.
-        genuine: scores of the probes in their own subjects, None without ``adjusted``.
+        pairs: (2000,) histogram of all similarities, for 1:1 verification and FMR targets.
+        best: (2000,) histogram of each probe's largest rival-adjusted similarity, the result of a non-mated search; of
+            the largest similarity below MIN_ADJUSTED_SUBJECTS subjects.
+        rival: median of the probes' largest similarities; None below MIN_ADJUSTED_SUBJECTS subjects.
+        genuine: scores of the probes in their own subjects, None without ``rival``.
         probes: number of probes.
         subjects: number of subjects in the gallery.
         templates: number of templates.
     """
 
-    raw: PairScores
-    adjusted: PairScores | None
+    pairs: Ints
+    best: Ints
     rival: float | None
     genuine: GenuineScores | None
     probes: int
@@ -169,32 +113,26 @@ class ImpostorEvidence:
 
     @classmethod
     def of(
-        cls,
-        histograms: Counts,
-        nearest: Floats,
-        subjects: int,
-        templates: int,
-        genuine: GenuineProbes | None = None,
+        cls, pairs: Ints, nearest: Floats, subjects: int, templates: int, genuine: GenuineProbes | None = None
     ) -> Self:
         """Summarize the searches.
 
         Args:
-            histograms: (q, 2000) similarities of each probe to all subjects but its own.
-            nearest: (q, 2) two largest of these similarities, descending.
+            pairs: (2000,) histogram of the similarities of q probes to all subjects but their own.
+            nearest: (q, 2) two largest of these similarities of each probe, descending.
         """
-        raw = PairScores.of(histograms, nearest[:, 0])
+        best = nearest[:, 0]
         if subjects < MIN_ADJUSTED_SUBJECTS:
-            return cls(raw, None, None, None, len(nearest), subjects, templates)
-        rival = float(np.median(nearest[:, 0]))
-        adjusted = nearest[:, 0] - rival_shift(nearest[:, 1], rival)
-        pairs = PairScores.of(_adjusted_histograms(histograms, nearest[:, 0], adjusted, rival), adjusted)
-        own = _genuine_scores(genuine or GenuineProbes.none(len(nearest)), nearest[:, 0], rival)
-        return cls(raw, pairs, rival, own, len(nearest), subjects, templates)
+            return cls(pairs, histogram(best), None, None, len(nearest), subjects, templates)
+        rival = float(np.median(best))
+        own = _genuine_scores(genuine or GenuineProbes.none(len(nearest)), best, rival)
+        adjusted = histogram(best - rival_shift(nearest[:, 1], rival))
+        return cls(pairs, adjusted, rival, own, len(nearest), subjects, templates)
 
     @property
-    def pairs(self) -> int:
-        """Distinct pairs of subjects. If all subjects are probes, histograms hold each pair twice."""
-        compared = int(self.raw.counts.sum())
+    def pair_count(self) -> int:
+        """Distinct pairs of subjects. If all subjects are probes, the histogram holds each pair twice."""
+        compared = int(self.pairs.sum())
         return compared // 2 if self.probes == self.subjects else compared
 
     @property
@@ -203,41 +141,17 @@ class ImpostorEvidence:
         return max(1.0, self.templates / max(1, self.subjects))
 
     def document(self) -> dict[str, Any]:
-        """Return a JSON document."""
-        document = {**self.raw.document(), "probes": self.probes, "subjects": self.subjects}
-        if self.adjusted is not None and self.genuine is not None:
-            document["adjusted"] = {**self.adjusted.document(), "rival": self.rival}
-            document["genuine"] = self.genuine.document()
-        return {**document, "templates": self.templates}
+        """Return a JSON document, with histograms trimmed to their nonzero range."""
+        genuine = None if self.genuine is None else self.genuine.document()
+        known = {name: getattr(self, name) for name in ("rival", "probes", "subjects", "templates")}
+        return {"pairs": _sparse(self.pairs), "best": _sparse(self.best), "genuine": genuine, **known}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Self:
         """Parse the result of :meth:`document`."""
-        adjusted, genuine, rival = None, None, None
-        if "adjusted" in document:
-            adjusted = PairScores.from_document(document["adjusted"])
-            genuine = GenuineScores.from_document(document["genuine"])
-            rival = float(document["adjusted"]["rival"])
-        probes, subjects = int(document["probes"]), int(document["subjects"])
-        templates = int(document["templates"])
-        return cls(PairScores.from_document(document), adjusted, rival, genuine, probes, subjects, templates)
-
-
-def _adjusted_histograms(histograms: Counts, best: Floats, adjusted: Floats, rival: float) -> Counts:
-    """Return the histograms of s'. All scores of a probe but the best move by the same number of bins."""
-    moved = np.zeros_like(histograms)
-    shifts = np.rint(rival_shift(best, rival) / BIN_WIDTH).astype(np.int64)
-    rows = zip(histograms, moved, shifts.tolist(), bin_indices(best), bin_indices(adjusted), strict=True)
-    for source, target, shift, old, new in rows:
-        if shift >= 0:
-            target[: BIN_COUNT - shift] = source[shift:]
-            target[0] += source[:shift].sum()
-        else:
-            target[-shift:] = source[:shift]
-            target[-1] += source[shift:].sum()
-        target[min(max(old - shift, 0), BIN_COUNT - 1)] -= 1
-        target[new] += 1
-    return moved
+        genuine = None if document["genuine"] is None else GenuineScores.from_document(document["genuine"])
+        known = {name: document[name] for name in ("rival", "probes", "subjects", "templates")}
+        return cls(_dense(document["pairs"]), _dense(document["best"]), genuine=genuine, **known)
 
 
 def _genuine_scores(probes: GenuineProbes, others: Floats, rival: float) -> GenuineScores:

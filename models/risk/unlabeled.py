@@ -15,8 +15,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from models.risk.calibration import EDGES, MIN_RATE, MIN_SUPPORT, Floats, Ints, count_at_or_above, fit_tail
-from models.risk.normal_scale import NORMAL, fit_line, survival, unknown_power
+from models.risk.calibration import (
+    EDGES,
+    MIN_RATE,
+    MIN_SUPPORT,
+    NORMAL,
+    Floats,
+    Ints,
+    count_at_or_above,
+    fit_tail,
+    survival,
+)
+from models.risk.normal_scale import fit_line, unknown_power
 
 LEVELS: Final = (0.5, 0.35, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002)
 FIRST_LEVELS: Final = 5

@@ -34,7 +34,7 @@ def impostor_evidence(
     sample = np.argsort(_hashes(pks), kind="stable") if len(pks) > 1 else np.empty(0, np.int64)
     drawn = np.sort(sample[:MAX_PROBES])
     probes, places = snapshot.vectors[first[drawn]], np.arange(len(drawn))
-    histograms = np.zeros((len(drawn), BIN_COUNT), np.int32)
+    pairs = np.zeros(BIN_COUNT, np.int64)
     nearest = np.full((len(drawn), 2), -1.0)
     ends = first + templates
     width = max(1, MAX_BLOCK_CELLS // max(1, len(drawn)))
@@ -44,15 +44,15 @@ def impostor_evidence(
         found = probes @ vectors_of(snapshot.vectors[part], snapshot.subject_pks[part], snapshot.qualities[part]).T
         own = np.flatnonzero((drawn >= begin) & (drawn < end))
         found[own, drawn[own] - begin] = -1.0
-        for histogram, row in zip(histograms, found, strict=True):
-            histogram += _fast_histogram(row)
+        for row in found:
+            pairs += _fast_histogram(row)
         best = found.argmax(1)
         highest = found[places, best]
         found[places, best] = -1.0
         nearest = np.sort(np.column_stack([nearest, highest, found.max(1)]))[:, :1:-1]
-    histograms[:, :1] -= 1  # the own subject
+    pairs[0] -= len(drawn)  # the own subjects
     genuine = _genuine_probes(snapshot, first[drawn], templates[drawn])
-    return ImpostorEvidence.of(histograms, nearest, len(pks), len(snapshot.vectors), genuine)
+    return ImpostorEvidence.of(pairs, nearest, len(pks), len(snapshot.vectors), genuine)
 
 
 def _fast_histogram(similarities: Float) -> NDArray[np.int64]:

@@ -197,7 +197,7 @@ class GalleryRisks:
             "extrapolated": thresholds.extrapolated,
             "subjects": stored.evidence.subjects,
             "templates": stored.templates,
-            "pairs": stored.evidence.pairs,
+            "pairs": stored.evidence.pair_count,
             "gallery_share": round(risk.gallery_share, 4) if risk else 0.0,
             "duplicate_pairs": round(risk.duplicate_pairs, 1) if risk else 0.0,
         }

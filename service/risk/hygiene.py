@@ -166,7 +166,7 @@ def _halves(snapshot: Snapshot, groups: list[TemplateGroup]) -> NDArray[np.float
 
 def _usual_level(evidence: ImpostorEvidence) -> float:
     """Return the similarity that every subject reaches with MAX_NEIGHBORS others on average."""
-    above = count_at_or_above(evidence.raw.counts)
+    above = count_at_or_above(evidence.pairs)
     share = MAX_NEIGHBORS / (evidence.subjects - 1)
     return -1.0 if share >= 1 else float(np.interp(-share, -above / above[0], EDGES))
 

@@ -92,7 +92,7 @@ def check_maxima(evidence: ImpostorEvidence, curve: FmrCurve) -> HoldoutCheckOut
     """
     others = evidence.subjects - 1
     threshold = curve.threshold_at_fmr(fmr_for_fpir(CHECKED_FPIR, others)).score
-    observed = round(float(np.interp(threshold, EDGES, count_at_or_above((evidence.adjusted or evidence.raw).best))))
+    observed = round(float(np.interp(threshold, EDGES, count_at_or_above(evidence.best))))
     probes, expected = evidence.probes, CHECKED_FPIR * evidence.probes
     return HoldoutCheckOut(fpir=CHECKED_FPIR, probe_count=probes, expected=expected, observed_count=observed)
 

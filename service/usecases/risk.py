@@ -60,7 +60,7 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
         evidence=EvidenceOut(
             source=model.source,
             gallery_share=round(risk.gallery_share, 4) if risk else 0.0,
-            pair_count=stored.evidence.pairs if stored else 0,
+            pair_count=stored.evidence.pair_count if stored else 0,
             probe_count=stored.evidence.probes if stored else 0,
             duplicate_pair_count=round(risk.duplicate_pairs, 1) if risk else 0.0,
             pack_pair_count=calibration.impostor_pairs if calibration else 0,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.risk.calibration import BIN_COUNT, EDGES, Floats, bin_indices, count_at_or_above, mean_growth
+from models.risk.calibration import Floats, histogram, mean_growth
 from models.risk.impostor_evidence import (
     RIVAL_WEIGHT,
     GenuineProbes,
@@ -23,9 +23,10 @@ SIMILARITIES = st.lists(st.floats(-1, 1), min_size=1, max_size=6).map(lambda one
 
 def searches(similarities: Floats, genuine: GenuineProbes | None = None) -> ImpostorEvidence:
     """Return the evidence of (q, n) similarities to other subjects."""
-    histograms = np.stack([np.bincount(bin_indices(row), minlength=BIN_COUNT) for row in similarities])
     nearest = np.sort(similarities, axis=1)[:, :-3:-1]
-    return ImpostorEvidence.of(histograms, nearest, similarities.shape[1] + 1, len(similarities) * 2, genuine)
+    return ImpostorEvidence.of(
+        histogram(similarities), nearest, similarities.shape[1] + 1, len(similarities) * 2, genuine
+    )
 
 
 @given(SIMILARITIES, st.floats(-1, 1))
@@ -48,14 +49,8 @@ def test_histograms_hold_the_adjusted_scores() -> None:
     evidence = searches(similarities)
     assert evidence.rival == pytest.approx(np.median(similarities.max(1)))
     adjusted = np.stack([rival_adjusted(sorted(row, reverse=True), evidence.rival) for row in similarities])
-    assert evidence.adjusted is not None
-    above = count_at_or_above(evidence.adjusted.counts)
-    exact = np.array([(adjusted >= edge).sum() for edge in EDGES])
-    # All scores of a probe but the best move by whole bins.
-    assert np.abs(above - exact).max() <= 0.01 * adjusted.size
-    best = np.bincount(bin_indices(adjusted[:, 0]), minlength=BIN_COUNT)
-    assert np.array_equal(evidence.adjusted.best, best)
-    assert evidence.adjusted.counts.sum() == evidence.raw.counts.sum() == similarities.size
+    assert np.array_equal(evidence.best, histogram(adjusted[:, 0]))
+    assert np.array_equal(evidence.pairs, histogram(similarities))
 
 
 @given(st.integers(1, 20), st.floats(0, 1))
@@ -99,6 +94,6 @@ def test_without_mated_photos_nothing_is_promised() -> None:
 def test_evidence_is_read_as_it_was_written() -> None:
     evidence = evidence_of(people(np.random.default_rng(3), 20)[:, 0])
     again = ImpostorEvidence.from_document(evidence.document())
-    assert again.adjusted is not None and evidence.adjusted is not None
-    assert np.array_equal(again.adjusted.counts, evidence.adjusted.counts)
+    assert again.genuine is not None and evidence.genuine is not None
+    assert np.array_equal(again.genuine.scores, evidence.genuine.scores)
     assert again.rival == evidence.rival

@@ -16,9 +16,9 @@ from kith import Kith, KithClientError
 from kith.wire.identification import IdentityOut
 from kith.wire.risk import GalleryRiskOut
 from models.pack.manifest import ModelPack
-from models.risk.calibration import BIN_COUNT, EDGES, Calibration, bin_indices, count_at_or_above, fmr_for_fpir
+from models.risk.calibration import BIN_COUNT, Calibration, fmr_for_fpir, histogram
 from models.risk.gallery_risk import GalleryRisk
-from models.risk.impostor_evidence import RIVAL_WEIGHT
+from models.risk.impostor_evidence import RIVAL_WEIGHT, rival_shift
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.domain.fusion import fuse_similarities
@@ -35,7 +35,6 @@ from tests.packs import BUNDLED_DIMENSION
 
 DIMENSION = BUNDLED_DIMENSION
 ROUNDED = 2e-4
-OLD_EVIDENCE = ("counts", "squares", "best", "probes", "subjects")
 
 
 def people(rng: np.random.Generator, count: int, common: float = 0.25) -> Float:
@@ -81,17 +80,18 @@ def test_evidence_is_what_a_loop_over_subjects_finds(rng: np.random.Generator) -
     taken = snapshot(people(rng, 40), owners)
     found = impostor_evidence(taken)
     subjects = np.unique(taken.subject_pks)
-    counts, best, squares = np.zeros(BIN_COUNT, int), np.zeros(BIN_COUNT, int), np.zeros(len(EDGES))
+    counts, highest = np.zeros(BIN_COUNT, int), []
     for i, subject in enumerate(subjects):
         probe = taken.vectors[taken.subject_pks == subject][:1]
         others = np.delete(fuse_similarities(probe, taken.vectors, taken.subject_pks, taken.qualities)[0], i)
-        own = np.bincount(bin_indices(others), minlength=BIN_COUNT)
-        counts, squares = counts + own, squares + count_at_or_above(own) ** 2
-        best[bin_indices(others).max()] += 1
+        counts = counts + histogram(others)
+        highest.append(np.sort(others)[:-3:-1])
     # Similarities on the border of two bins may fall either way, as products are summed in another order.
-    assert np.abs(found.raw.counts - counts).sum() <= 4
-    assert np.abs(found.raw.best - best).sum() <= 2
-    np.testing.assert_allclose(found.raw.squares, squares, atol=2 * len(subjects))
+    nearest = np.array(highest)
+    rival = float(np.median(nearest[:, 0]))
+    assert found.rival == pytest.approx(rival)
+    assert np.abs(found.pairs - counts).sum() <= 4
+    assert np.abs(found.best - histogram(nearest[:, 0] - rival_shift(nearest[:, 1], rival))).sum() <= 2
     assert (found.probes, found.subjects) == (len(subjects), len(subjects))
 
 
@@ -99,15 +99,15 @@ def test_a_large_gallery_is_sampled_and_a_newcomer_hardly_changes_the_sample(rng
     vectors = people(rng, MAX_PROBES + 300)
     taken = impostor_evidence(snapshot(vectors[:-1], list(range(1, len(vectors)))))
     assert (taken.probes, taken.subjects) == (MAX_PROBES, MAX_PROBES + 299)
-    assert taken.raw.counts.sum() == MAX_PROBES * (MAX_PROBES + 298)
+    assert taken.pairs.sum() == MAX_PROBES * (MAX_PROBES + 298)
     grown = impostor_evidence(snapshot(vectors, list(range(1, len(vectors) + 1))))
-    assert np.abs(grown.raw.counts - taken.raw.counts).sum() < 0.01 * taken.raw.counts.sum()
+    assert np.abs(grown.pairs - taken.pairs).sum() < 0.01 * taken.pairs.sum()
 
 
 @pytest.mark.parametrize("owners", [[], [1], [1, 1]])
 def test_a_gallery_of_nobody_or_of_one_has_no_strangers(owners: list[int], rng: np.random.Generator) -> None:
     found = impostor_evidence(snapshot(people(rng, len(owners)).reshape(-1, DIMENSION), owners))
-    assert found.raw.counts.sum() == found.raw.best.sum() == 0
+    assert found.pairs.sum() == found.best.sum() == 0
 
 
 # Over HTTP
@@ -161,7 +161,7 @@ def test_the_threshold_is_the_gallerys_not_the_packs(
 def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
     kith: Kith, gallery: str, rng: np.random.Generator
 ) -> None:
-    vectors = people(rng, 14)
+    vectors = np.concatenate([people(rng, 8), people(rng, 6, common=0.6)])  # each of the latter moves the threshold
     enroll(kith, gallery, vectors[:8])
     wait_for(lambda: kith.risk(gallery).subject_count == 8)
     before = kith.risk(gallery)

@@ -152,7 +152,7 @@ def test_a_poor_photo_is_held_by_one_that_is_like_it(calibration: Calibration) -
 
 
 def test_lookalikes_come_last_and_the_surest_first(calibration: Calibration) -> None:
-    alike = np.asarray(0.36 * A + np.sqrt(1 - 0.36**2) * B, np.float32)
+    alike = np.asarray(0.33 * A + np.sqrt(1 - 0.33**2) * B, np.float32)
     found = report(calibration, [A], [alike], [photo(C, 0)], [photo(C, 1)], [person(3)], [photo(person(3), 2)])
     assert [(f.kind, f.subjects) for f in found] == [
         ("duplicate_subjects", (4, 5)),
@@ -215,7 +215,7 @@ def test_a_person_enrolled_twice_is_listed_where_the_recognizer_cannot_tell(
     listed = find_problems(snapshot_of([[vector] for vector in vectors]), Calibration.from_document(pack.calibration))
     assert (0, 1) in [pair.subjects for pair in (*listed.findings, *listed.nearest)]
     assert listed.recall is not None
-    assert 0.1 < listed.recall.value < 0.95
+    assert 0.1 < listed.recall.value < 0.97
 
 
 def test_over_http(
