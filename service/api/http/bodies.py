@@ -106,10 +106,14 @@ async def read_json(request: Request, model: type[Body], numbers: int = 0) -> Bo
     body = b"".join([chunk async for chunk in request.stream()])
     if not body:
         raise InvalidRequestError("body: Field required")
-    _check_json(body, numbers)
     if len(body) <= MAX_INLINE_PARSE_BYTES:
-        return _validate(model, body)
-    return await asyncio.to_thread(_validate, model, body)
+        return _parse(model, body, numbers)
+    return await asyncio.to_thread(_parse, model, body, numbers)
+
+
+def _parse(model: type[Body], body: bytes, numbers: int) -> Body:
+    _check_json(body, numbers)
+    return _validate(model, body)
 
 
 def _check_json(document: bytes, numbers: int) -> None:
