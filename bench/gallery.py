@@ -135,7 +135,7 @@ def compared(size: int, kinds: list[Kind]) -> list[Row]:
         gc.collect()
         index = loaded(held, kind)
         built_s = timed(index.compact) / 1000
-        search, stats = partial(index.search, index.view, k=K), index.stats()
+        search, stats = partial(index.view.search, k=K), index.stats()
         found = np.concatenate([search(probes[i : i + BATCH]).similarities for i in range(0, len(probes), BATCH)])
         row = {
             "index": f"Kith {stats.kind}",
@@ -191,7 +191,7 @@ def in_order(size: int) -> Row:
     held, probes, _ = gallery(size)
     index = loaded(held, "compact")
     index.compact()
-    quiet = [timed(index.search, index.view, probes[i % PROBES][None], K) for i in range(300)]
+    quiet = [timed(index.view.search, probes[i % PROBES][None], K) for i in range(300)]
     done, replaced = threading.Event(), list[int]()
 
     def order() -> None:
@@ -210,7 +210,7 @@ def in_order(size: int) -> Row:
     thread.start()
     busy: list[float] = []
     while not done.is_set():
-        busy.append(timed(index.search, index.view, probes[len(busy) % PROBES][None], K))
+        busy.append(timed(index.view.search, probes[len(busy) % PROBES][None], K))
     thread.join()
     figures = {"templates": size, "replaced": sum(replaced), "seconds": time.perf_counter() - started}
     figures |= times("quiet_", quiet) | times("busy_", busy)

@@ -256,8 +256,7 @@ class SubjectFilter:
     metadata: tuple[tuple[str, Any], ...] = ()
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(NamedTuple):
     """Search hit: a subject and its fused similarity."""
 
     subject_pk: int

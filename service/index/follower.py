@@ -326,7 +326,7 @@ class MemoryFollower(Follower):
         chosen, compared = _searched(view, among)
         if not compared or not len(probes):
             return [[] for _ in probes], compared
-        found = self.index.search(view, probes, min(k, compared), chosen)
+        found = view.search(probes, min(k, compared), chosen)
         return [
             [Hit(subject, similarity) for subject, similarity in zip(row, values, strict=True) if subject >= 0]
             for row, values in zip(found.keys.tolist(), found.similarities.tolist(), strict=True)

@@ -92,8 +92,9 @@ def sample_of(view: View, size: int, rng: np.random.Generator) -> Float:
 
 def expected(view: View, probes: Float) -> Float:
     """Return the (q, <= NEAREST) highest similarities by exhaustive search."""
+    every = replace(view, depth=None)
     parts = [
-        view.search(probes[start : start + PROBES_PER_BATCH], NEAREST, None).similarities
+        every.search(probes[start : start + PROBES_PER_BATCH], NEAREST).similarities
         for start in range(0, len(probes), PROBES_PER_BATCH)
     ]
     return np.concatenate(parts)
@@ -101,10 +102,10 @@ def expected(view: View, probes: Float) -> Float:
 
 def recall_of(view: View, probes: Float, best: Float, depth: int, promise: float) -> Recall:
     """Return recall at ``depth``, relative to the ``best`` similarities from :func:`expected`."""
-    at_1, at_10 = [], []
+    at_1, at_10, at_depth = [], [], replace(view, depth=depth)
     for start in range(0, len(probes), PROBES_PER_BATCH):
         part = slice(start, start + PROBES_PER_BATCH)
-        similarities = view.search(probes[part], NEAREST, depth).similarities
+        similarities = at_depth.search(probes[part], NEAREST).similarities
         at_1.append(similarities[:, 0] >= best[part, 0] - TOLERANCE)
         at_10.append((similarities >= best[part, -1:] - TOLERANCE).mean(1))
     return Recall(

@@ -54,7 +54,8 @@ class SegmentBuilder:
             for segment in view.segments
         ]
         moved = view.moved + sum(len(rows) for rows in removed.values()) + len(batch.rows.keys)
-        return View(self._append(segments, batch.rows, kind), batch.sequence, moved)
+        tail = self._append(segments, batch.rows, kind)
+        return replace(view, segments=tail, sequence=batch.sequence, moved=moved)
 
     def merge(self, old: Sequence[Segment], builder: Builder | None, stopped: Callable[[], bool]) -> Segment | None:
         """Return one segment with the live rows of all; a short tail stays a tail. None: no row is live.

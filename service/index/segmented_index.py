@@ -13,12 +13,11 @@ import numpy as np
 
 from kith.wire.common import IndexSetting
 from models.runtime.network import Float
-from service.domain.gallery import Keys
 from service.index.faiss_structures import MAX_TRAINING_VECTORS
 from service.index.protocol import Builder, IndexStats, Kind, StoppedError
 from service.index.recall import Measurement, measure, sample_of
 from service.index.segment_builder import Batch, SegmentBuilder
-from service.index.segments import Matches, Rows, View
+from service.index.segments import Rows, View
 from service.index.selection import Failure, Sizes, choose
 
 REMEASURE_SHARE: Final = 0.2
@@ -76,15 +75,6 @@ class SegmentedIndex:
         self._scheduling = threading.Lock()
         self._changing = threading.Lock()
         self._compacting = threading.Lock()
-
-    def search(self, view: View, probes: Float, k: int, among: Keys | None = None) -> Matches:
-        """Search a view of this index, as :meth:`View.search`, at the depth that keeps the promised recall.
-
-        Every vector is compared until that depth has been measured.
-        """
-        probes = np.ascontiguousarray(probes, np.float32)
-        measured = self._measured
-        return view.search(probes, k, measured.depth if measured and view.structured else None, among)
 
     def load(self, rows: Rows, sequence: int) -> None:
         """Replace all content with rows sorted by key. The caller must not change them afterwards."""
@@ -202,7 +192,7 @@ class SegmentedIndex:
         """Compare every vector from now on."""
         view = self.view
         self._measured, self._trained = None, None
-        self.view = replace(view, segments=tuple(replace(s, structure=None) for s in view.segments))
+        self.view = replace(view, segments=tuple(replace(s, structure=None) for s in view.segments), depth=None)
 
     def _builder_for(self, view: View) -> Builder:
         """Return the trained builder. It is trained again when the gallery has grown fourfold."""
@@ -211,7 +201,9 @@ class SegmentedIndex:
         if trained is None or trained.builder.kind != kind or size >= 4 * trained.size:
             sample = sample_of(view, min(size, MAX_TRAINING_VECTORS), np.random.default_rng(size))
             trained = Trained(self._build_for(kind, sample), size, view.moved, not view.structured)
-            self._measured, self._trained = None, trained
+            with self._changing:
+                self._measured, self._trained = None, trained
+                self.view = replace(self.view, depth=None)
         return trained.builder
 
     def _check_recall(self) -> bool:
@@ -230,6 +222,7 @@ class SegmentedIndex:
                 return True
             if measured.recall.at_1 >= self._promise:
                 self._measured = measured
+                self.view = replace(self.view, depth=measured.depth)
                 return False
             log.warning(
                 "recall@1 of the %s index is %.4f for %d vectors", builder.kind, measured.recall.at_1, len(view)
@@ -238,6 +231,7 @@ class SegmentedIndex:
                 self._drop_structures()
                 return True
             self._measured = None
+            self.view = replace(self.view, depth=None)
             if builder.kind == "exact":
                 self._accelerated = False
             self._failed = Failure(builder.kind, len(view))

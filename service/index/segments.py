@@ -120,11 +120,14 @@ class View:
 
     Attributes:
         moved: vectors added or removed since the gallery was loaded.
+        depth: candidates per segment with a structure that keep the promised recall; None until that has been
+            measured: compare every vector.
     """
 
     segments: tuple[Segment, ...] = ()
     sequence: int = 0
     moved: int = 0
+    depth: int | None = None
 
     def __len__(self) -> int:
         return sum(segment.live for segment in self.segments)
@@ -141,13 +144,13 @@ class View:
             found[np.searchsorted(keys, segment.keys[segment.rows_of_keys(keys)])] = True
         return found
 
-    def search(self, probes: Float, k: int, depth: int | None, among: Keys | None = None) -> Matches:
+    def search(self, probes: Float, k: int, among: Keys | None = None) -> Matches:
         """Return the ``k`` most similar vectors for each of (q, d) probes.
 
         Args:
-            depth: candidates per segment with a structure; None: compare every vector.
             among: ascending keys to search; None: all.
         """
+        probes, depth = np.ascontiguousarray(probes, np.float32), self.depth
         parts = [
             (segment, hits)
             for segment in self.segments

@@ -36,7 +36,7 @@ from service.inference.recognizers import ServedRecognizer
 from service.jobs.runner import JobContext, JobKind, is_fault
 from service.risk.albums import Grouping, group_faces_of_album
 from service.risk.gallery_risks import GalleryRisks
-from service.security.callers import Caller
+from service.security.api_keys import Caller
 from service.storage.repositories.albums import COPY, FOUND, NO_FACE
 from service.storage.repositories.jobs import ItemOutcome, Job, JobStore
 from service.usecases.backend import Backend

@@ -87,7 +87,7 @@ class Backend:
 
     async def find_gallery(self, name: str) -> Gallery:
         """Return a gallery, from the cache if it is current. Raises GalleryNotFoundError."""
-        cached = self.store.galleries.get_cached(name)
+        cached = self.store.cache.current(name)
         return await self.threads.run(self.store.galleries.get, name) if cached is None else cached
 
     async def run_on_gallery(

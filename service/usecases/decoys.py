@@ -6,7 +6,7 @@ from kith.wire.subjects import DecoyIn, DecoyOut
 from service.core.errors import GalleryMovedError, InvalidRequestError
 from service.domain.gallery import Gallery, NewTemplate
 from service.inference.recognizers import check_recognizer, check_vectors
-from service.security.callers import Caller
+from service.security.api_keys import Caller
 from service.usecases.backend import Backend
 from service.usecases.enrollment_checks import Overrides, choose_face, embed_for, new_template, template_from_face
 

@@ -22,7 +22,7 @@ from service.core.errors import (
 from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate
 from service.inference.photo_pipeline import Photo, each_photo
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
-from service.security.callers import Caller
+from service.security.api_keys import Caller
 from service.usecases.backend import Backend
 from service.usecases.documents import Document, encode_json, face_document, problem_document, stored_problem_document
 from service.usecases.enrollment_checks import (

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from service.domain.events import EventFilter, Position
-from service.security.callers import ANONYMOUS, OPERATOR, Caller
+from service.security.api_keys import ANONYMOUS, OPERATOR, Caller
 from service.storage.events.log import StoredEvent
 from service.usecases.backend import Backend
 

@@ -24,7 +24,7 @@ from service.risk.decision import (
     shown_probability,
     thresholds_for,
 )
-from service.security.callers import Caller
+from service.security.api_keys import Caller
 from service.storage.repositories.read_cache import SubjectFaces
 from service.storage.repositories.store import Store
 from service.usecases.backend import Backend

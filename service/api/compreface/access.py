@@ -10,7 +10,7 @@ from fastapi import Depends
 from service.api.http.access import BackendDep, CallerDep, needs
 from service.core.errors import ForbiddenError
 from service.domain.gallery import Gallery
-from service.security.callers import Caller
+from service.security.api_keys import Caller
 
 PREFIX: Final = "/api/v1"
 RECOGNITION: Final = f"{PREFIX}/recognition"

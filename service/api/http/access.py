@@ -24,8 +24,7 @@ from service.api.http.problems import RESPONSES
 from service.core.errors import ForbiddenError, ForeignOriginError, InvalidRequestError, UnauthorizedError
 from service.domain.gallery import Gallery
 from service.security.addresses import is_loopback
-from service.security.api_keys import Rights
-from service.security.callers import ANONYMOUS, OPERATOR, Caller
+from service.security.api_keys import ANONYMOUS, OPERATOR, Caller, Rights
 from service.settings import Settings
 from service.usecases.backend import Backend
 from service.usecases.documents import Document, encode_json

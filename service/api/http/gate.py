@@ -18,7 +18,7 @@ from service.api.http.problems import PROBLEM_CODE, cut_response, error_response
 from service.core.actor import Actor, acting_as
 from service.core.errors import LimitReachedError, OverloadedError
 from service.observability.metrics import Metrics
-from service.security.callers import ANONYMOUS
+from service.security.api_keys import ANONYMOUS
 from service.settings import Settings
 
 DEFAULT_BODY_BYTES: Final = 1_000_000

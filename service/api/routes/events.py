@@ -20,7 +20,7 @@ from service.core.errors import (
     KithError,
 )
 from service.domain.events import EventFilter, Position
-from service.security.callers import Caller
+from service.security.api_keys import Caller
 from service.security.sealing import ENCODER, Seal
 from service.storage.db.row_sealing import seal_cursor
 from service.storage.events.log import StoredEvent

@@ -11,7 +11,7 @@ from kith.wire.fields import GalleryName, ObjectId, Problem
 from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
 from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, Need, router
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
-from service.security.callers import Caller, mark_hidden
+from service.security.api_keys import Caller, mark_hidden
 from service.storage.repositories.jobs import Job, JobItem, missing
 from service.usecases import albums, bulk_enrollment
 from service.usecases.backend import Backend

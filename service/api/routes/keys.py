@@ -13,8 +13,7 @@ from service.api.http.bodies import JsonBody
 from service.api.http.openapi import example
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.core.errors import InvalidRequestError
-from service.security.api_keys import ApiKey, rights_of, to_key_out
-from service.security.callers import ANONYMOUS
+from service.security.api_keys import ANONYMOUS, ApiKey, rights_of, to_key_out
 
 routes = router("/v1/keys", "keys")
 

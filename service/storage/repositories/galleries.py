@@ -33,7 +33,7 @@ VERSION: Final = sa.select(galleries.c.pk, galleries.c.version, webhooks_state()
 
 
 class GalleryStore(ErasingStore):
-    """Galleries in SQL. Every method is one transaction and blocks, except :meth:`get_cached`."""
+    """Galleries in SQL. Every method is one transaction and blocks."""
 
     def sizes(self, limit: int) -> GalleryCounts:
         """Return the total sizes, and the sizes of the ``limit`` oldest galleries. Reads every gallery's row."""
@@ -70,11 +70,11 @@ class GalleryStore(ErasingStore):
 
         Raises GalleryNotFoundError.
         """
-        if (cached := self.get_cached(name)) is not None:
+        if (cached := self._cache.current(name)) is not None:
             return cached
         # Read the file's version first: any later write changes it.
         file_version = self._database.file_version()
-        before, _ = self._cache.gallery(name) or (None, None)
+        before = self._cache.latest(name)
         if before is not None:
             now = self._database.first(VERSION, {"gallery": name})
             if now is not None and tuple(now) == (before.pk, before.version, before.webhooks):
@@ -96,13 +96,6 @@ class GalleryStore(ErasingStore):
                 filters = [webhook.filter for webhook in read_webhooks(connection, self._database.vault)]
             gallery = replace(gallery, listeners=tuple(one for one in filters if one.wants_decisions_of(name)))
         self._cache.put(gallery, file_version)
-        return gallery
-
-    def get_cached(self, name: str) -> Gallery | None:
-        """Return the cached gallery, in microseconds, if the database file did not change since it was read."""
-        gallery, file_version = self._cache.gallery(name) or (None, None)
-        if file_version is None or file_version != self._database.file_version(wait=False):
-            return None
         return gallery
 
     def evict_changed(self) -> None:

@@ -78,19 +78,30 @@ class VersionedCache(Generic[Key, Value]):
 
 
 class ReadCache:
-    """Galleries as last read, with ids and names of subjects by row key, faces by subject, and findings."""
+    """Galleries as last read, with ids and names of subjects by row key, faces by subject, and findings.
 
-    def __init__(self) -> None:
+    ``file_version``: version of the database file, which any write changes; None if it is not known at once.
+    """
+
+    def __init__(self, file_version: Callable[[], int | None]) -> None:
+        self._file_version = file_version
         self.names = VersionedCache[int, SubjectLabel](MAX_NAMES)
         self.faces = VersionedCache[str, SubjectFaces](MAX_VECTORS, len)
         self.findings = VersionedCache[None, HygieneReport](MAX_FINDINGS, len)
         self._galleries: LRUCache[str, tuple[Gallery, int | None]] = LRUCache(MAX_GALLERIES)
         self._lock = threading.Lock()
 
-    def gallery(self, name: str) -> tuple[Gallery, int | None] | None:
-        """Return a gallery and the version of the database file that it was current at."""
+    def current(self, name: str) -> Gallery | None:
+        """Return a gallery, in microseconds, if the database file did not change since it was read."""
         with self._lock:
-            return self._galleries.get(name)
+            gallery, file_version = self._galleries.get(name) or (None, None)
+        return None if file_version is None or file_version != self._file_version() else gallery
+
+    def latest(self, name: str) -> Gallery | None:
+        """Return a gallery as it was last read."""
+        with self._lock:
+            found = self._galleries.get(name)
+        return None if found is None else found[0]
 
     def put(self, gallery: Gallery, file_version: int | None) -> None:
         """Cache a gallery that was read after ``file_version`` was.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from service.storage.db.engine import Database
 from service.storage.repositories.albums import AlbumStore
 from service.storage.repositories.change_log import ChangeLog
@@ -20,7 +22,7 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.cache = ReadCache()
+        self.cache = ReadCache(partial(database.file_version, wait=False))
         self.galleries = GalleryStore(database, self.cache)
         self.subjects = SubjectStore(database, self.cache)
         self.templates = TemplateStore(database, self.cache)

@@ -34,7 +34,7 @@ SEALED_NAMES: Final = sa.select(subjects.c.pk, subjects.c.sealed).where(IS_PERSO
 
 
 class SubjectStore(ErasingStore):
-    """Subjects in SQL. Every method is one transaction and blocks, except :meth:`cached_names`."""
+    """Subjects in SQL. Every method is one transaction and blocks."""
 
     def put(
         self,
@@ -118,11 +118,6 @@ class SubjectStore(ErasingStore):
             read = {pk: SubjectLabel(about.id, about.name) for pk, about in opened}
         self._cache.names.put(gallery, read)
         return cached | read
-
-    def cached_names(self, gallery: Gallery, pks: Collection[int]) -> dict[int, SubjectLabel] | None:
-        """Return :meth:`names` if all of them are cached."""
-        cached = self._cache.names.get(gallery, pks)
-        return cached if len(cached) == len(set(pks)) else None
 
     def matching_pks(self, gallery: Gallery, chosen: SubjectFilter) -> NDArray[np.int64]:
         """Return the (n,) ascending row keys of the subjects that pass the filter."""

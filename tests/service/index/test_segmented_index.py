@@ -76,7 +76,7 @@ def check(
     among = None if rng.random() < 0.5 else {key for key in [*model, 7] if rng.random() < 0.3}
     keys = None if among is None else np.array(sorted(among), np.int64)
     assert keys is None or view.contains(keys).tolist() == [key in model for key in keys.tolist()]
-    found = index.search(view, probes, k, keys)
+    found = view.search(probes, k, keys)
     for probe, similarities, named in zip(probes, *found, strict=True):
         kept = named >= 0
         expected = brute_force(model, probe, k, among)
@@ -168,7 +168,7 @@ def test_a_structure_finds_what_comparing_all_finds_in_any_part(rng: np.random.G
         probes = inside[rng.choice(len(inside), 40)]
         probes = l2_normalize(probes + 0.6 * rng.normal(size=probes.shape) / np.sqrt(32))
         for batched in (probes, probes[:1]):
-            found, expected = index.search(view, batched, 5, among), view.search(batched, 5, None, among)
+            found, expected = view.search(batched, 5, among), replace(view, depth=None).search(batched, 5, among)
             assert (found.keys[:, 0] == expected.keys[:, 0]).mean() >= 0.97
             assert not np.isin(found.keys, gone[250:]).any()
             assert among is None or np.isin(found.keys, among).all()
@@ -208,7 +208,7 @@ def test_vectors_that_codes_cannot_tell_apart_are_searched_exactly(rng: np.rando
     assert stats.kind == "exact"
     assert not any(segment.structure for segment in index.view.segments)
     probe = vectors[123:124]
-    assert index.search(index.view, probe, 1).keys.tolist() == [[124]]
+    assert index.view.search(probe, 1).keys.tolist() == [[124]]
 
 
 @pytest.mark.parametrize("probes", [0, 1, 3, 8])
@@ -226,8 +226,8 @@ def test_several_probes_find_what_each_finds_alone_and_nothing_that_left(probes:
     index.apply([batch(keys, vectors, 1)])
     index.apply([batch([], np.empty((0, 16), np.float32), 2, gone=keys[:150])])
     for among in (None, np.arange(100, 160), np.arange(100, 290)):
-        found = index.search(index.view, vectors[:probes], 20, among)
-        alone = [index.search(index.view, probe[None], 20, among) for probe in vectors[:probes]]
+        found = index.view.search(vectors[:probes], 20, among)
+        alone = [index.view.search(probe[None], 20, among) for probe in vectors[:probes]]
         np.testing.assert_array_equal(found.keys, np.concatenate([one.keys for one in alone]))
         assert not set(found.keys.ravel().tolist()) & set(keys[:150])
 
@@ -256,9 +256,9 @@ for attempt in range(50):  # numpy's threads look for work for a while after the
     if before == switches():
         break
 for probes in (1, 2, 6, 20):
-    index.search(index.view, vectors[:probes], 5)
-    index.search(index.view, vectors[:probes], 5, np.arange(0, 3000, 2))
-    index.search(index.view, vectors[:probes], 5, np.arange(100))
+    index.view.search(vectors[:probes], 5)
+    index.view.search(vectors[:probes], 5, np.arange(0, 3000, 2))
+    index.view.search(vectors[:probes], 5, np.arange(100))
 sys.exit(before != switches())
 """
 
@@ -285,7 +285,7 @@ def test_recall_is_measured_again_when_others_have_come(rng: np.random.Generator
         background.run()
         stats = index.stats()
         assert stats.recall is not None and stats.recall.at_1 >= 0.999
-        found = index.search(index.view, others[: start + 2500 : 10], 1)
+        found = index.view.search(others[: start + 2500 : 10], 1)
         assert (found.keys[:, 0] == size + np.arange(0, start + 2500, 10)).mean() >= 0.99
     assert stats.kind == "compact" and trained.kinds.count("compact") > 1
 
@@ -331,7 +331,7 @@ def test_a_structure_answers_only_once_its_recall_is_known(
 
     def search() -> None:
         rows = rng.integers(0, 4000, 20)
-        found.append(bool((index.search(index.view, vectors[rows], 1).keys[:, 0] == rows).all()))
+        found.append(bool((index.view.search(vectors[rows], 1).keys[:, 0] == rows).all()))
 
     def measured(*arguments: object) -> Recall:
         search()
@@ -429,7 +429,7 @@ def test_searches_find_every_subject_while_segments_are_rebuilt(rng: np.random.G
         own = np.random.default_rng(number)
         while not stop.is_set():
             rows = own.integers(0, 6000, 3)
-            found = index.search(index.view, vectors[rows], 1)
+            found = index.view.search(vectors[rows], 1)
             searches[number] += 1
             if not np.allclose(found.similarities[:, 0], 1, atol=1e-4):
                 failures.append(found)
@@ -467,7 +467,7 @@ def test_a_new_segment_contains_changes_made_during_its_build(rng: np.random.Gen
     view = index.view
     assert len(view) == 2000
     assert view.contains(np.array([5, 7, 3000])).tolist() == [True, False, True]
-    assert view.search(vectors[5:6], 1, None).keys.tolist() != [[5]]
+    assert replace(view, depth=None).search(vectors[5:6], 1).keys.tolist() != [[5]]
 
 
 def test_a_closed_index_stops_building(rng: np.random.Generator) -> None:
@@ -476,7 +476,7 @@ def test_a_closed_index_stops_building(rng: np.random.Generator) -> None:
     index.close()
     with pytest.raises(StoppedError):
         index.compact()
-    assert index.search(index.view, index.view.segments[0].vectors[:1], 1).keys.tolist() == [[0]]
+    assert index.view.search(index.view.segments[0].vectors[:1], 1).keys.tolist() == [[0]]
 
 
 @pytest.mark.parametrize(
@@ -511,7 +511,7 @@ def test_a_gpu_search_equals_brute_force(kind: IndexSetting, rng: np.random.Gene
     index.load(Rows(np.arange(10_000), vectors), 1)
     index.compact()
     assert all(segment.structure for segment in index.view.segments)
-    found = index.search(index.view, vectors[:50], 1)
+    found = index.view.search(vectors[:50], 1)
     assert (found.keys[:, 0] == np.arange(50)).mean() >= 0.98
 
 

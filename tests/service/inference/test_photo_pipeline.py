@@ -40,7 +40,7 @@ from service.server import embedded
 from service.settings import load_settings
 from service.storage.repositories.store import Store
 from service.usecases.backend import Backend
-from service.usecases.gallery_search import search_gallery
+from service.usecases.identify import search_gallery
 from tests.conftest import jpeg
 from tests.databases import open_database
 

@@ -251,7 +251,7 @@ def test_audit_lines_of_searches_keep_caches_valid(database: Database) -> None:
         counted.clear()
         again = store.galleries.get("g")
         assert again.version == gallery.version and follower.is_at(again.version)
-        assert store.subjects.cached_names(again, [1]) is not None
+        assert store.cache.names.get(again, [1])
         assert [statement for statement in counted if statement != "BEGIN"] == counted[-1:]
 
     with_writer(database, "soon", work)

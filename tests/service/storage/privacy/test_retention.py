@@ -291,10 +291,10 @@ def test_names_erased_by_another_process_are_evicted(rng: np.random.Generator, d
     pk = there.subjects.get(known, "ada").pk
     assert there.subjects.names(known, [pk])[pk].id == "ada"
     there.galleries.evict_changed()
-    assert there.subjects.cached_names(known, [pk]) is not None
+    assert there.cache.names.get(known, [pk])
     here.subjects.delete(here.galleries.get("g"), "ada")
     there.galleries.evict_changed()
-    assert there.subjects.cached_names(known, [pk]) is None
+    assert not there.cache.names.get(known, [pk])
     here.close()
     there.close()
 

@@ -310,14 +310,14 @@ def test_values_are_of_one_version_and_bounded() -> None:
 
 def test_the_cache_of_galleries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_cache, "MAX_GALLERIES", 3)
-    kept = ReadCache()
+    kept = ReadCache(lambda: 1)
     made = some_galleries(5)
     for gallery in made:
         kept.put(gallery, 1)
-    assert [kept.gallery(each.name) for each in made] == [None, None, *((each, 1) for each in made[2:])]
+    assert [kept.current(each.name) for each in made] == [None, None, *made[2:]]
     kept.names.put(made[3], {1: SubjectLabel("ada", None)})
     kept.evict("g3")
-    assert kept.gallery("g3") is None and not len(kept.names) and kept.gallery("g4") == (made[4], 1)
+    assert kept.latest("g3") is None and not len(kept.names) and kept.current("g4") == made[4]
 
 
 def test_the_services_own_audit_lines_empty_no_cache(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -492,7 +492,7 @@ def test_a_report_is_computed_again_after_any_write(database_url: DatabaseUrl, r
         for erase in erasing:
             before = look()
             erase(store.galleries.get("g"))
-            assert kept.gallery("g") is None and not len(
+            assert kept.latest("g") is None and not len(
                 kept.findings
             )  # findings about an erased subject are dropped at once
             assert (look(), look()) == (before + 1, before + 1)

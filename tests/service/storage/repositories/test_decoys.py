@@ -90,7 +90,7 @@ def test_other_processes_see_it_in_their_cached_gallery(store: Store, other: Sto
     seen = now(other)
     assert not seen.outsiders
     store.decoys.add(now(store), "ada", template(drawn(rng)))
-    cached = other.galleries.get_cached("g")
+    cached = other.cache.current("g")
     assert cached is None or cached.outsiders
     assert now(other).outsiders
     assert now(other).version != seen.version
