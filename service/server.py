@@ -49,7 +49,7 @@ def serve(settings: Settings) -> None:
     listeners = bind_all(settings.host, settings.port)
     check_database(settings)
     log.info("listening on http://%s:%d, reference at /docs", settings.host, listeners[0].getsockname()[1])
-    _server(settings, kind=_Server).run(sockets=listeners)
+    _server(settings, settings.log_level, alone=True).run(sockets=listeners)
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def embedded(settings: Settings) -> Iterator[str]:
     """Serve on a free loopback port while the block runs, and yield the URL. Raises as :func:`serve`."""
     check_database(settings)
     listener = bind("127.0.0.1", 0)
-    server = _server(settings, log_level="warning")
+    server = _server(settings, "warning")
     failure: list[BaseException] = []
 
     def run() -> None:
@@ -123,45 +123,39 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _LifespanServer(uvicorn.Server):
-    """Server whose start raises the application's errors. uvicorn's own lifespan logs them as tracebacks."""
+class _Server(uvicorn.Server):
+    """Server whose start raises the application's errors. uvicorn's own lifespan logs them as tracebacks.
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+    ``alone``: it has the process. Then it excludes long-lived objects from garbage collection, since scanning them
+    would delay requests by a quarter of a second each time, and it always ends: a thread that waits for a database
+    cannot be canceled, so that a timer ends the process.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, alone: bool) -> None:
         super().__init__(config)
         self._app = app
+        self._alone = alone
         self._lifespan = AsyncExitStack()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self._lifespan.enter_async_context(self._app.router.lifespan_context(self._app))
         log.info("Application startup complete.")  # uvicorn's own words
         await super().startup(sockets)
+        if self._alone:
+            gc.collect()
+            gc.freeze()
+            gc.enable()  # kith serve disables it for the start
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        watchdog = threading.Timer(SHUTDOWN_REQUESTS_S + SHUTDOWN_CLOSE_S, _exit_now)
+        watchdog.daemon = True
+        if self._alone:
+            watchdog.start()
         self._app.state.backend.webhooks.streams.end()  # uvicorn waits for open responses
         await super().shutdown(sockets)
         if not self.force_exit:
             await self._lifespan.aclose()
             log.info("Application shutdown complete.")  # uvicorn's own words
-
-
-class _Server(_LifespanServer):
-    """Server that excludes long-lived objects from garbage collection, and always ends.
-
-    Scanning the objects of a started service would delay requests by a quarter of a second each time. A thread that
-    waits for a database cannot be canceled, so that a timer ends the process.
-    """
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        gc.collect()
-        gc.freeze()
-        gc.enable()  # kith serve disables it for the start
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        watchdog = threading.Timer(SHUTDOWN_REQUESTS_S + SHUTDOWN_CLOSE_S, _exit_now)
-        watchdog.daemon = True
-        watchdog.start()
-        await super().shutdown(sockets)
         watchdog.cancel()
 
 
@@ -170,13 +164,11 @@ def _exit_now() -> None:
     os._exit(1)
 
 
-def _server(
-    settings: Settings, log_level: str | None = None, kind: type[_LifespanServer] = _LifespanServer
-) -> _LifespanServer:
+def _server(settings: Settings, log_level: str, alone: bool = False) -> _Server:
     app = create_app(settings)
     config = uvicorn.Config(
         app,
-        log_level=(log_level or settings.log_level).lower(),
+        log_level=log_level.lower(),
         # Not uvloop: it accepts one connection per loop iteration, which starves new connections under load.
         loop="asyncio",
         timeout_graceful_shutdown=SHUTDOWN_REQUESTS_S,
@@ -185,9 +177,9 @@ def _server(
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         limit_concurrency=MAX_CONNECTIONS,
         ws="none",
-        lifespan="off",  # _LifespanServer starts and stops the application
+        lifespan="off",  # _Server starts and stops the application
         proxy_headers=False,  # nothing depends on a client's address
         log_config=None,  # uvicorn logs through service.observability.logs
         access_log=False,  # it would contain paths with subject ids; service.api.http.gate writes its own
     )
-    return kind(config, app)
+    return _Server(config, app, alone)

@@ -55,17 +55,9 @@ from service.security.addresses import Hosts
 from service.security.outbound_http import OutboundHttp
 from service.settings import Settings
 from service.storage.audit.writer import AuditWriter
-from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
-from service.storage.events.log import EventLog
 from service.storage.privacy.retention import Retention
-from service.storage.repositories.api_keys import KeyStore
-from service.storage.repositories.erasures import ErasureStore
-from service.storage.repositories.generations import GenerationStore
-from service.storage.repositories.jobs import JobStore
-from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.store import Store
-from service.storage.repositories.webhooks import WebhookStore
 from service.usecases.albums import KIND as ALBUM
 from service.usecases.albums import AlbumJobs
 from service.usecases.backend import Backend
@@ -104,22 +96,22 @@ async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Ba
         calibrations = {served.fingerprint: served.calibration for served in photos.recognizers}
         risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
         stack.callback(risks.close)
-        transfers, generations, retention = Transfers(database), GenerationStore(database), Retention(database)
+        transfers, retention = Transfers(database), Retention(database)
         stack.callback(transfers.close)
         housekeeping = await stack.enter_async_context(
             Housekeeping(database, store, retention, risks.derive_later, clock, settings.audit_days)
         )
-        audit, keys = AuditWriter(database, settings.audit_searches), KeyStore(database)
+        audit = AuditWriter(database, settings.audit_searches)
         stack.callback(audit.close)
-        webhooks = await _open_webhooks(stack, settings, database, threads, metrics)
+        webhooks = await _open_webhooks(stack, settings, store, threads, metrics)
         await stack.enter_async_context(DriftReports(store, watches))
-        kinds = Migrations(store, generations, photos.recognizers, risks).kinds()
-        jobs = Runner(JobStore(database), kinds, retention_days=settings.retention_jobs_days, clock=clock)
+        kinds = Migrations(store, store.generations, photos.recognizers, risks).kinds()
+        jobs = Runner(store.jobs, kinds, retention_days=settings.retention_jobs_days, clock=clock)
         checks = readiness(photos.shortfalls, photos.devices, photos.gpus, store, shared_engine, audit)
         reader = StateReader(
             readiness=checks,
             store=store,
-            jobs=jobs.store,
+            jobs=store.jobs,
             followers=followers,
             folder=settings.data_dir,
             max_galleries=METRICS_GALLERIES,
@@ -145,8 +137,6 @@ async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Ba
             photos=photos.pipeline,
             recognizers=photos.recognizers,
             store=store,
-            generations=generations,
-            erasures=ErasureStore(database),
             retention=retention,
             transfers=transfers,
             shared_engine=shared_engine,
@@ -159,8 +149,7 @@ async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Ba
             jobs=jobs,
             housekeeping=housekeeping,
             webhooks=webhooks,
-            keys=keys,
-            key_uses=await stack.enter_async_context(KeyUses(keys)),
+            key_uses=await stack.enter_async_context(KeyUses(store.keys)),
             audit=audit,
             readiness=checks,
             recent_state=recent_state,
@@ -288,34 +277,29 @@ async def _open_followers(
 
 
 async def _open_webhooks(
-    stack: AsyncExitStack,
-    settings: Settings,
-    database: Database,
-    threads: Threads,
-    metrics: Metrics,
+    stack: AsyncExitStack, settings: Settings, store: Store, threads: Threads, metrics: Metrics
 ) -> Webhooks:
     public, origins = settings.webhook_hosts or (Hosts(), [])
     http = await stack.enter_async_context(OutboundHttp(public, origins=origins))
-    events, receivers, sender = EventLog(database), ReceiverStore(database), WebhookSender(http)
-    delivery = WebhookDelivery(events, receivers, Lease(database, "webhooks"), sender, metrics)
+    sender = WebhookSender(http)
+    lease = Lease(store.database, "webhooks")
+    delivery = WebhookDelivery(store.events, store.receivers, lease, sender, metrics)
     await stack.enter_async_context(delivery)
     streams = await stack.enter_async_context(
-        EventStreams(events, receivers, KeyStore(database).ring, threads, metrics)
+        EventStreams(store.events, store.receivers, store.keys.ring, threads, metrics)
     )
-    mqtt = _mqtt_delivery(settings, database, events, receivers, metrics)
+    mqtt = _mqtt_delivery(settings, store, metrics)
     if mqtt is not None:
         await stack.enter_async_context(mqtt)
-    return Webhooks(WebhookStore(database), receivers, sender, delivery, streams, mqtt)
+    return Webhooks(sender, delivery, streams, mqtt)
 
 
-def _mqtt_delivery(
-    settings: Settings, database: Database, events: EventLog, receivers: ReceiverStore, metrics: Metrics
-) -> PeriodicTask | None:
+def _mqtt_delivery(settings: Settings, store: Store, metrics: Metrics) -> PeriodicTask | None:
     if settings.mqtt_url is None:
         return None
     from service.operations.mqtt_delivery import Broker, MqttDelivery  # needs the extra mqtt
 
     password = settings.mqtt_password
     broker = Broker.of_url(settings.mqtt_url, password, settings.mqtt_discovery)
-    names = KeyStore(database).gallery_names
-    return MqttDelivery(broker, events, receivers, Lease(database, "mqtt"), names, metrics)
+    lease = Lease(store.database, "mqtt")
+    return MqttDelivery(broker, store.events, store.receivers, lease, store.keys.gallery_names, metrics)

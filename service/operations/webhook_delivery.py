@@ -35,7 +35,6 @@ from service.storage.db.leases import Lease
 from service.storage.events.log import EventLog, StoredEvent
 from service.storage.events.outbox import Webhook
 from service.storage.repositories.receivers import ReceiverStore
-from service.storage.repositories.webhooks import WebhookStore
 
 POLL_S: Final = 1.0
 LEASE_S: Final = 20.0
@@ -226,10 +225,8 @@ def _seconds(retry_after: str) -> float | None:
 
 @dataclass(frozen=True)
 class Webhooks:
-    """Webhooks of a server: their rows, places, and the task that sends; event streams, and the task for MQTT."""
+    """Tasks that send the events of a server: to webhooks, streams and MQTT."""
 
-    store: WebhookStore
-    receivers: ReceiverStore
     sender: WebhookSender
     delivery: WebhookDelivery
     streams: EventStreams

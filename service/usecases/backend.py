@@ -31,9 +31,6 @@ from service.risk.search import GallerySearch
 from service.settings import Settings
 from service.storage.audit.writer import AuditWriter
 from service.storage.privacy.retention import Retention
-from service.storage.repositories.api_keys import KeyStore
-from service.storage.repositories.erasures import ErasureStore
-from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.store import Store
 
 Result = TypeVar("Result")
@@ -61,8 +58,6 @@ class Backend:
     recognizers: Recognizers
     # Galleries
     store: Store
-    generations: GenerationStore
-    erasures: ErasureStore
     retention: Retention
     transfers: Transfers
     shared_engine: SharedEngine | None
@@ -78,7 +73,6 @@ class Backend:
     housekeeping: Housekeeping
     webhooks: Webhooks
     # Keys and what watches the service
-    keys: KeyStore
     key_uses: KeyUses
     audit: AuditWriter
     readiness: Readiness

@@ -79,9 +79,9 @@ class Authenticator:
             return OPERATOR
         if token is None and self._operator_key is not None:
             raise UnauthorizedError("the API key is missing")
-        ring = backend.keys.cached_ring()
+        ring = backend.store.keys.cached_ring()
         if ring is None:
-            ring = await backend.threads.run(backend.keys.ring)
+            ring = await backend.threads.run(backend.store.keys.ring)
         if token is None or (self._operator_key is None and not len(ring)):
             if len(ring) or not self._allow_anonymous:
                 raise UnauthorizedError("the API key is missing")

@@ -51,7 +51,7 @@ async def list_audit(
 ) -> AuditOut:
     """List the audit entries of the whole service, newest first."""
     chosen = AuditFilter(None, gallery, query.event, query.actor, query.since, query.until)
-    return await _page(backend, chosen, (await backend.threads.run(backend.keys.ring)).seal, query)
+    return await _page(backend, chosen, (await backend.threads.run(backend.store.keys.ring)).seal, query)
 
 
 @routes.get("/v1/galleries/{gallery}/audit", dependencies=[ADMIN])

@@ -94,7 +94,7 @@ async def queue_archive(
     with backend.spool.receiving(job_id, gallery.seal) as file:
         await _receive(request, backend, file)
         await backend.threads.run(backend.spool.sync, file)
-        job = await backend.threads.run(backend.jobs.store.create, gallery, kind, parameters, job_id, beginning)
+        job = await backend.threads.run(backend.store.jobs.create, gallery, kind, parameters, job_id, beginning)
     backend.jobs.wake()
     return to_job_out(job)
 

@@ -26,7 +26,7 @@ async def list_erasures(
 ) -> ReceiptsOut:
     """List the erasure receipts of a gallery, newest first."""
     before = open_cursor(gallery.seal, cursor)
-    listed = await backend.threads.run(backend.erasures.list_page, gallery, subject, before, limit + 1)
+    listed = await backend.threads.run(backend.store.erasures.list_page, gallery, subject, before, limit + 1)
     page, more = paginate(listed, limit, gallery.seal, lambda row: row[0])
     return ReceiptsOut(data=[receipt for _, receipt in page], next=more)
 

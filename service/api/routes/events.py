@@ -69,7 +69,7 @@ async def follow_events(
         caller.check_gallery(name)
     galleries = frozenset(gallery) if gallery else caller.rights.galleries
     chosen = EventFilter(frozenset(type) or None, galleries, frozenset(outcome) or None, min_risk)
-    seal = (await backend.threads.run(backend.keys.ring)).seal
+    seal = (await backend.threads.run(backend.store.keys.ring)).seal
     resumed = _open_position(seal, last_event_id)
     streams = backend.webhooks.streams
     leave = streams.admit(caller.name)

@@ -105,7 +105,7 @@ async def delete_gallery(gallery: GalleryPath, backend: BackendDep) -> DeletedOu
             gallery, lambda found: backend.store.galleries.delete(found.name)
         )
     except GalleryNotFoundError:
-        earlier = await backend.threads.run(backend.erasures.of_deleted_gallery, gallery)
+        earlier = await backend.threads.run(backend.store.erasures.of_deleted_gallery, gallery)
         if earlier is None:
             raise
         return to_deleted_out(earlier)

@@ -32,9 +32,9 @@ async def list_jobs(
     if gallery is not None:
         caller.check_gallery(gallery)
     chosen = None if gallery is None else await backend.find_gallery(gallery)
-    seal = (await backend.threads.run(backend.keys.ring)).seal
+    seal = (await backend.threads.run(backend.store.keys.ring)).seal
     before, among = open_cursor(seal, cursor), caller.rights.galleries
-    found = await backend.threads.run(backend.jobs.store.list_jobs, chosen, state, before, limit + 1, among)
+    found = await backend.threads.run(backend.store.jobs.list_jobs, chosen, state, before, limit + 1, among)
     page, more = paginate(found, limit, seal, lambda job: job.pk)
     return JobsOut(data=[to_job_out(job) for job in page], next=more)
 
@@ -57,7 +57,7 @@ async def list_job_items(
     """List the processed items in order of completion, each with its problem if it was rejected."""
     found = await _find_job(backend, caller, job)
     items = await backend.threads.run(
-        backend.jobs.store.items, found, open_cursor(found.seal, cursor), limit + 1, failed
+        backend.store.jobs.items, found, open_cursor(found.seal, cursor), limit + 1, failed
     )
     page, more = paginate(items, limit, found.seal, lambda item: item.pk)
     return JobItemsOut(data=[_item(item) for item in page], next=more)
@@ -77,7 +77,7 @@ async def cancel_job(job: ObjectId, backend: BackendDep, caller: CallerDep) -> J
 
 async def _find_job(backend: Backend, caller: Caller, job_id: str) -> Job:
     """Raises job_not_found, also if the job is of a gallery that the caller's key is not for."""
-    found = await backend.threads.run(backend.jobs.store.job, job_id)
+    found = await backend.threads.run(backend.store.jobs.job, job_id)
     if not caller.rights.sees(found.gallery):
         raise mark_hidden(missing(job_id))
     return found

@@ -36,7 +36,7 @@ async def create_key(body: JsonBody[KeyIn], backend: BackendDep, caller: CallerD
             remedy="Create the first key with the scope 'admin' for all galleries, then create the others with it "
             "(docs/keys.md).",
         )
-    return _created(await backend.threads.run(backend.keys.create, body.name, rights_of(body), body.expires_at))
+    return _created(await backend.threads.run(backend.store.keys.create, body.name, rights_of(body), body.expires_at))
 
 
 @routes.get("", dependencies=[ADMIN_ALL])
@@ -47,8 +47,8 @@ async def list_keys(
     limit: PageLimit = 100,
 ) -> KeysOut:
     """List the keys, oldest first."""
-    seal = (await backend.threads.run(backend.keys.ring)).seal
-    found = await backend.threads.run(backend.keys.list_keys, ended, open_cursor(seal, cursor), limit + 1)
+    seal = (await backend.threads.run(backend.store.keys.ring)).seal
+    found = await backend.threads.run(backend.store.keys.list_keys, ended, open_cursor(seal, cursor), limit + 1)
     page, more = paginate(found, limit, seal, lambda row: row[0])
     return KeysOut(data=[to_key_out(key) for _, key in page], next=more)
 
@@ -56,19 +56,19 @@ async def list_keys(
 @routes.get("/{key}", dependencies=[ADMIN_ALL])
 async def get_key(key: KeyId, backend: BackendDep) -> KeyOut:
     """Return a key, without its token."""
-    return to_key_out(await backend.threads.run(backend.keys.key, key))
+    return to_key_out(await backend.threads.run(backend.store.keys.key, key))
 
 
 @routes.delete("/{key}", dependencies=[ADMIN_ALL])
 async def revoke_key(key: KeyId, backend: BackendDep) -> KeyOut:
     """Revoke a key permanently. Every process rejects its next request."""
-    return to_key_out(await backend.threads.run(backend.keys.revoke, key))
+    return to_key_out(await backend.threads.run(backend.store.keys.revoke, key))
 
 
 @routes.post("/{key}/rotate", dependencies=[ADMIN_ALL], status_code=201, openapi_extra=example({"overlap_s": 86_400}))
 async def rotate_key(key: KeyId, body: JsonBody[RotateIn], backend: BackendDep) -> CreatedKeyOut:
     """Create a key with the same rights. The old key stays valid for `overlap_s`."""
-    return _created(await backend.threads.run(backend.keys.rotate, key, timedelta(seconds=body.overlap_s)))
+    return _created(await backend.threads.run(backend.store.keys.rotate, key, timedelta(seconds=body.overlap_s)))
 
 
 def _created(made: tuple[ApiKey, str]) -> CreatedKeyOut:

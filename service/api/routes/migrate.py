@@ -35,7 +35,7 @@ async def start_migration(gallery: GalleryPath, body: JsonBody[MigrateIn], backe
     """Start a migration to another served pack's recognizer. A job embeds the stored crops, then switches."""
     to = backend.recognizers.by_name(body.to)
     about = to.fingerprint, to.dimension, to.pack.model_id
-    await backend.run_on_gallery(gallery, backend.generations.start, *about, body.force)
+    await backend.run_on_gallery(gallery, backend.store.generations.start, *about, body.force)
     backend.jobs.wake()
     return await _report(backend, gallery)
 
@@ -49,7 +49,7 @@ async def get_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationO
 @routes.post("/roll-back", dependencies=[ADMIN])
 async def roll_back_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
     """Answer with the previous recognizer again, or stop the job. Nothing is deleted."""
-    await backend.run_on_gallery(gallery, backend.generations.roll_back)
+    await backend.run_on_gallery(gallery, backend.store.generations.roll_back)
     backend.jobs.wake()
     return await _report(backend, gallery)
 
@@ -57,7 +57,7 @@ async def roll_back_migration(gallery: GalleryPath, backend: BackendDep) -> Migr
 @routes.post("/finish", dependencies=[ADMIN], openapi_extra=example({"force": False}))
 async def finish_migration(gallery: GalleryPath, body: JsonBody[FinishIn], backend: BackendDep) -> MigrationOut:
     """Delete the vectors of the other recognizer. This cannot be undone."""
-    await backend.run_on_gallery(gallery, backend.generations.finish, body.force)
+    await backend.run_on_gallery(gallery, backend.store.generations.finish, body.force)
     backend.jobs.wake()
     return await _report(backend, gallery)
 
@@ -67,14 +67,14 @@ async def _report(backend: Backend, name: str) -> MigrationOut:
 
 
 def _read_migration(gallery: Gallery, backend: Backend) -> MigrationOut:
-    current, *rest = backend.generations.list_live(gallery)
+    current, *rest = backend.store.generations.list_live(gallery)
     other = rest[0] if rest else None
     unfinished = [
         job
-        for job in backend.jobs.store.list_jobs(gallery, ("queued", "running"), None, 100)
+        for job in backend.store.jobs.list_jobs(gallery, ("queued", "running"), None, 100)
         if job.kind in (FILL, DROP)
     ]
-    cropless, listed = backend.generations.without_crop(gallery, MAX_LISTED)
+    cropless, listed = backend.store.generations.without_crop(gallery, MAX_LISTED)
     fills = [job.parameters["generation"] for job in unfinished if job.kind == FILL and not job.cancel]
     waiting: MigrationState = "running" if other is not None and other.number in fills else "stopped"
     return MigrationOut(
@@ -97,7 +97,7 @@ def _generation(backend: Backend, gallery: Gallery, generation: Generation) -> G
         served=served is not None,
         dimension=generation.dimension,
         template_count=gallery.templates,
-        embedded_count=backend.generations.embedded_count(view),
+        embedded_count=backend.store.generations.embedded_count(view),
         threshold=None if served is None else _threshold(backend, view),
     )
 

@@ -36,44 +36,44 @@ routes = router("/v1/webhooks", "webhooks")
 async def create_webhook(body: JsonBody[WebhookIn], backend: BackendDep) -> CreatedWebhookOut:
     """Create a webhook for the events from now on. Only this response contains its secret."""
     backend.webhooks.sender.check(body.url)
-    create = backend.webhooks.store.create
+    create = backend.store.webhooks.create
     return _created(await backend.threads.run(create, body.url, body.name, _filter(body)))
 
 
 @routes.get("", dependencies=[ADMIN_ALL])
 async def list_webhooks(backend: BackendDep) -> WebhooksOut:
     """List the webhooks, oldest first, with the place of each in the log of events."""
-    waiting = await backend.threads.run(backend.webhooks.receivers.waiting_counts)
-    found = await backend.threads.run(backend.webhooks.store.list_all)
+    waiting = await backend.threads.run(backend.store.receivers.waiting_counts)
+    found = await backend.threads.run(backend.store.webhooks.list_all)
     return WebhooksOut(data=[_webhook(webhook, waiting) for webhook in found])
 
 
 @routes.get("/{webhook}", dependencies=[ADMIN_ALL])
 async def get_webhook(webhook: ObjectId, backend: BackendDep) -> WebhookOut:
     """Return a webhook, without its secret."""
-    waiting = await backend.threads.run(backend.webhooks.receivers.waiting_counts)
-    return _webhook(await backend.threads.run(backend.webhooks.store.get, webhook), waiting)
+    waiting = await backend.threads.run(backend.store.receivers.waiting_counts)
+    return _webhook(await backend.threads.run(backend.store.webhooks.get, webhook), waiting)
 
 
 @routes.delete("/{webhook}", dependencies=[ADMIN_ALL])
 async def delete_webhook(webhook: ObjectId, backend: BackendDep) -> DeletedWebhookOut:
     """Delete a webhook. Events that wait for it are not sent."""
-    await backend.threads.run(backend.webhooks.store.delete, webhook)
+    await backend.threads.run(backend.store.webhooks.delete, webhook)
     return DeletedWebhookOut(id=webhook)
 
 
 @routes.post("/{webhook}/test", dependencies=[ADMIN_ALL])
 async def test_webhook(webhook: ObjectId, backend: BackendDep) -> WebhookTestOut:
     """Send an event of the type `test` now, once, and return the receiver's answer."""
-    answer = await backend.webhooks.sender.test(await backend.threads.run(backend.webhooks.store.get, webhook))
+    answer = await backend.webhooks.sender.test(await backend.threads.run(backend.store.webhooks.get, webhook))
     return WebhookTestOut(delivered=answer.error is None, status=answer.status, error=answer.error)
 
 
 @routes.post("/{webhook}/replay", dependencies=[ADMIN_ALL])
 async def replay_webhook(webhook: ObjectId, backend: BackendDep) -> WebhookReplayOut:
     """Send all stored events to a webhook again, with the same ids, and switch it on if it is off."""
-    found = await backend.threads.run(backend.webhooks.store.get, webhook)
-    count = await backend.threads.run(backend.webhooks.receivers.replay, found)
+    found = await backend.threads.run(backend.store.webhooks.get, webhook)
+    count = await backend.threads.run(backend.store.receivers.replay, found)
     backend.webhooks.wake()
     return WebhookReplayOut(replayed_count=count)
 

@@ -1,24 +1,31 @@
-"""Repositories of galleries and their contents, on one database."""
+"""Repositories on one database."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from service.storage.db.engine import Database
+from service.storage.events.log import EventLog
 from service.storage.repositories.albums import AlbumStore
+from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.change_log import ChangeLog
 from service.storage.repositories.crops import CropStore
 from service.storage.repositories.decoys import DecoyStore
+from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.evidence import EvidenceStore
 from service.storage.repositories.galleries import GalleryStore
+from service.storage.repositories.generations import GenerationStore
+from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.read_cache import ReadCache
+from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.strangers import StrangerStore
 from service.storage.repositories.subjects import SubjectStore
 from service.storage.repositories.templates import TemplateStore
+from service.storage.repositories.webhooks import WebhookStore
 
 
 class Store:
-    """Galleries and what they contain, with the cache that they share. Thread-safe. Writes are on disk on return."""
+    """All repositories of a server, with the cache that they share. Thread-safe. Writes are on disk on return."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -32,6 +39,13 @@ class Store:
         self.strangers = StrangerStore(database, self.cache)
         self.changes = ChangeLog(database)
         self.evidence = EvidenceStore(database)
+        self.generations = GenerationStore(database)
+        self.erasures = ErasureStore(database)
+        self.jobs = JobStore(database)
+        self.keys = KeyStore(database)
+        self.events = EventLog(database)
+        self.receivers = ReceiverStore(database)
+        self.webhooks = WebhookStore(database)
 
     def close(self) -> None:
         self.database.close()
