@@ -75,8 +75,11 @@ class Milvus:
     def __init__(self, closed: list[str]) -> None:
         self._closed = closed
 
-    def start(self) -> None:
+    async def __aenter__(self) -> None:
         raise FailedError
+
+    async def __aexit__(self, *_: object) -> None:
+        raise AssertionError("what failed to start is not left")
 
     def close(self) -> None:
         self._closed.append("Milvus")
