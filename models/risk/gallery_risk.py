@@ -28,6 +28,8 @@ from models.risk.tail import TailFit, fit_on_scale
 
 MAX_DUPLICATE_SHARE: Final = 0.1
 """Largest share of subjects that are treated as duplicates of another subject."""
+COPY: Final = 0.99
+"""Similarity of copies of a photo, which no two people reach. A gallery of copies alone tells nothing of its people."""
 DUPLICATE_ROUNDS: Final = 2
 """Duplicates affect the fitted curve, and the curve identifies duplicates."""
 USUAL_ADJUSTED: Final = (0.15, -0.06)
@@ -121,7 +123,9 @@ class GalleryRisk:
 
 
 def _lowered(scores: Floats) -> Floats:
-    """Return the scores with the largest ones, possible duplicates, moved to the next: they hardly tell how large."""
+    """Return the scores without copies, and with the largest, possible duplicates, moved to the next: they hardly tell
+    how large."""
+    scores = np.where(EDGES[:-1] < COPY, scores, 0.0)
     above = count_at_or_above(scores)
     others = np.flatnonzero(above > max(2.0, MAX_DUPLICATE_SHARE * above[0]))  # two people are one duplicate
     lowered = np.zeros(len(scores))
