@@ -97,7 +97,7 @@ def test_a_risk_is_chosen_by_keys_and_by_hand_used_and_taken_back(
 def test_a_threshold_below_the_curve_is_not_told_as_the_curve_s_end(
     visit: Opener, service: str, kith: Kith, photos: dict[str, Path]
 ) -> None:
-    kith.create_gallery("lax", risk={"threshold": 0.1})
+    kith.create_gallery("lax", risk={"threshold": 0.01})
     populate(kith, "lax", photos)
     page = visit(service)
     page.goto(f"{service}/console#/galleries/lax/risk")
