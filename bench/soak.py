@@ -260,7 +260,6 @@ def the_photos(url: str, faces: Sequence[Known], data: Path, plan: Plan, chance:
     """Sort the photos into permanently enrolled people, people that the clients enroll, and all others."""
     theirs = [(f"fixed-{i}", known) for i, known in enumerate(faces[: plan.fixed])]
     with Kith(url, api_key=API_KEY) as kith:
-        # The nearest template decides, so each template's own photo finds the subject.
         kith.create_gallery(PEOPLE)
         for subject, known in theirs:
             kith.enroll(PEOPLE, subject, known.photo, allow_duplicate=True, allow_low_quality=True)

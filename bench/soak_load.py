@@ -39,6 +39,8 @@ BULK: Final = "bulk-"
 SCOPES: Final[Sequence[Scope]] = ("identify", "read", "enroll", "vectors")
 SAME: Final = 0.97
 """Minimum cosine of a photo to itself, in any batch and on any server."""
+NOISE: Final = 0.05
+"""Length of what a vector of a face is moved by: its cosine stays 0.999, so that the mean of a subject is each of them."""
 DIFFERENT: Final = 0.93
 """Maximum cosine of two of the photos."""
 REFUSALS: Final = {(503, "overloaded"), (503, "storage_busy"), (504, "deadline_exceeded")}
@@ -49,7 +51,7 @@ PATIENCE_S: Final = 120.0
 PAUSE_S: Final = 0.1
 SLOW_PARTS: Final = 10
 GONE: Final = 20
-"""Number of deleted people's vectors and photos that are searched for again later."""
+"""Number of deleted vectors and photos that are searched for again later."""
 Answer = TypeVar("Answer")
 Probe = bytes | Float
 """A photo, or a vector."""
@@ -158,9 +160,10 @@ class Asking:
 
 @dataclass
 class Subject:
-    """One of a client's own people; ``templates``: a probe that finds each template."""
+    """One of a client's own people; ``face``: whom all templates show; ``templates``: a probe that finds each."""
 
     id: str
+    face: Known
     templates: dict[str, Probe] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     exists: bool = False
@@ -183,9 +186,9 @@ class Client:
     def __init__(self, number: int, ask: Asking, mine: Sequence[Known], photos: Photos) -> None:
         self._ask, self._chance, self.book = ask, ask.chance, ask.book
         self._rng = np.random.default_rng(number)
-        self._mine, self._photos = mine, photos
-        self.subjects = [Subject(f"client-{number}-{i}") for i in range(len(mine))]
-        self._gone: deque[Probe] = deque(maxlen=GONE)
+        self._photos = photos
+        self.subjects = [Subject(f"client-{number}-{i}", face) for i, face in enumerate(mine)]
+        self._gone: deque[tuple[Known, Probe]] = deque(maxlen=GONE)
         self._steps: dict[Callable[[], None], int] = {
             self.identify_theirs: 10,
             self.identify_stranger: 3,
@@ -241,7 +244,9 @@ class Client:
 
     def identify_gone(self) -> None:
         if self._gone:
-            self._search(self._chance.choice(self._gone), None)
+            face, probe = self._chance.choice(self._gone)
+            owner = next(subject for subject in self.subjects if subject.face is face)
+            self._search(probe, owner.id if owner.templates else None)
 
     def _search(self, probe: Probe, expected: str | None) -> None:
         result = search(self._ask, PEOPLE, probe)
@@ -286,15 +291,16 @@ class Client:
     # Writes: the next search on either server sees each one
 
     def enroll_photo(self) -> None:
-        subject, known = self._chance.choice(list(zip(self.subjects, self._mine, strict=True)))
-        if all(known.photo is not probe for one in self.subjects for probe in one.templates.values()):
-            options = {"face": "largest", "allow_low_quality": True}
-            self._enroll("enroll photo", subject, [known.photo], [known.photo], options)
+        subject = self._chance.choice(self.subjects)
+        photo = subject.face.photo
+        if all(probe is not photo for probe in subject.templates.values()):
+            self._enroll("enroll photo", subject, [photo], [photo], {"face": "largest", "allow_low_quality": True})
 
     def enroll_vectors(self) -> None:
-        drawn = self._rng.normal(size=(self._chance.randint(1, 3), len(self._mine[0].vector)))
-        vectors = list(np.asarray(l2_normalize(drawn), np.float32))
-        self._enroll("enroll vectors", self._chance.choice(self.subjects), vectors, [], {"embeddings": vectors})
+        subject = self._chance.choice(self.subjects)
+        noise = l2_normalize(self._rng.normal(size=(self._chance.randint(1, 3), len(subject.face.vector))))
+        vectors = list(np.asarray(l2_normalize(subject.face.vector + NOISE * noise), np.float32))
+        self._enroll("enroll vectors", subject, vectors, [], {"embeddings": vectors})
 
     def _enroll(
         self, kind: str, subject: Subject, probes: Sequence[Probe], photos: Sequence[bytes], options: dict[str, Any]
@@ -309,7 +315,6 @@ class Client:
             if result.template is not None:
                 subject.exists = True
                 subject.templates[result.template] = probe
-                self._gone = deque((gone for gone in self._gone if gone is not probe), maxlen=GONE)
                 self._search(probe, subject.id)
 
     def describe(self) -> None:
@@ -323,16 +328,16 @@ class Client:
         self.book.must(told == expected, f"a subject is {told} and was made {expected}")
 
     def move(self) -> None:
-        filled, there = [s for s in self.subjects if s.templates], [s for s in self.subjects if s.exists]
-        if not filled or len(there) < 2:
-            return
-        subject, to = self._chance.choice(filled), self._chance.choice(there)
-        if subject is to:
-            return
-        template = self._chance.choice(list(subject.templates))
-        self._ask.unless(404, "move", lambda kith: kith.move_template(PEOPLE, subject.id, template, to.id))
-        to.templates[template] = subject.templates.pop(template)
-        self._search(to.templates[template], to.id)
+        """Move a subject's only template to an empty subject, which then shows this face."""
+        filled = [s for s in self.subjects if len(s.templates) == 1]
+        empty = [s for s in self.subjects if s.exists and not s.templates]
+        if filled and empty:
+            subject, to = self._chance.choice(filled), self._chance.choice(empty)
+            ((template, probe),) = subject.templates.items()
+            self._ask.unless(404, "move", lambda kith: kith.move_template(PEOPLE, subject.id, template, to.id))
+            to.templates[template] = subject.templates.pop(template)
+            subject.face, to.face = to.face, subject.face
+            self._search(probe, to.id)
 
     def delete_template(self) -> None:
         filled = [subject for subject in self.subjects if subject.templates]
@@ -340,7 +345,7 @@ class Client:
             subject = self._chance.choice(filled)
             template = self._chance.choice(list(subject.templates))
             self._ask.unless(404, "delete template", lambda kith: kith.delete_template(PEOPLE, subject.id, template))
-            self._forget([subject.templates.pop(template)])
+            self._forget(subject, [subject.templates.pop(template)])
 
     def delete_subject(self) -> None:
         there = [subject for subject in self.subjects if subject.exists]
@@ -348,15 +353,16 @@ class Client:
             subject = self._chance.choice(there)
             self._ask.unless(404, "delete subject", lambda kith: kith.delete_subject(PEOPLE, subject.id))
             subject.exists = False
-            self._forget(list(subject.templates.values()))
+            probes = list(subject.templates.values())
             subject.templates.clear()
+            self._forget(subject, probes)
             code = self._refused("look up", lambda kith: kith.subject(PEOPLE, subject.id))
             self.book.must(code == "subject_not_found", f"a deleted subject is still returned: {code}")
 
-    def _forget(self, probes: Sequence[Probe]) -> None:
-        self._gone.extend(probes)
+    def _forget(self, subject: Subject, probes: Sequence[Probe]) -> None:
+        self._gone.extend((subject.face, probe) for probe in probes)
         for probe in probes:
-            self._search(probe, None)
+            self._search(probe, subject.id if subject.templates else None)
 
     def _refused(self, kind: str, action: Callable[[Kith], object]) -> str:
         try:
