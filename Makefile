@@ -38,6 +38,7 @@ run: $(SERVING)
 test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/oxfmt --check 'service/console/**/*.js' 'tests/**/*.js' 'tests/**/*.mjs'
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deptry .

@@ -70,7 +70,11 @@ async function contents(response, parse = JSON.parse) {
 }
 
 /** Whether the service answers without a key. */
-export const isOpen = () => fetch(address("/v1/galleries?limit=1")).then(({ ok }) => ok, () => false);
+export const isOpen = () =>
+  fetch(address("/v1/galleries?limit=1")).then(
+    ({ ok }) => ok,
+    () => false,
+  );
 
 /** Like `call`, but return the Response, for files. */
 export async function send(method, path, { query = {}, json, body, type, headers = {}, signal } = {}) {
@@ -83,7 +87,12 @@ export async function send(method, path, { query = {}, json, body, type, headers
   else if (type) fields.set("Content-Type", type);
   let response;
   try {
-    response = await fetch(url, { method, headers: fields, body: json === undefined ? body : JSON.stringify(json), signal });
+    response = await fetch(url, {
+      method,
+      headers: fields,
+      body: json === undefined ? body : JSON.stringify(json),
+      signal,
+    });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw unreachable(error);
@@ -165,7 +174,8 @@ export function part(id) {
       code: "invalid_request",
       title: "Invalid name",
       detail: `“${id}” cannot be part of an address.`,
-      remedy: "Names and ids cannot be empty, “.” or “..”, and cannot contain slashes, backslashes or control characters.",
+      remedy:
+        "Names and ids cannot be empty, “.” or “..”, and cannot contain slashes, backslashes or control characters.",
     });
   return encodeURIComponent(id);
 }
@@ -173,4 +183,5 @@ export function part(id) {
 export const galleryPath = (gallery) => `/v1/galleries/${part(gallery)}`;
 export const subjectPath = (gallery, subject) => `${galleryPath(gallery)}/subjects/${part(subject)}`;
 export const decoysPath = (gallery, subject) => `${subjectPath(gallery, subject)}/decoys`;
-export const templatePath = (gallery, subject, template) => `${subjectPath(gallery, subject)}/templates/${part(template)}`;
+export const templatePath = (gallery, subject, template) =>
+  `${subjectPath(gallery, subject)}/templates/${part(template)}`;

@@ -23,7 +23,10 @@ export function ask(title, yes, elements, act) {
     }
   };
   const cancel = h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel");
-  const box = dialog(title, h("form", { class: "stack", onSubmit: submit }, elements, wrong, h("div", { class: "actions end" }, cancel, go)));
+  const box = dialog(
+    title,
+    h("form", { class: "stack", onSubmit: submit }, elements, wrong, h("div", { class: "actions end" }, cancel, go)),
+  );
 }
 
 /** Ask for a new or an enrolled person of a gallery, `known` at first. `act` gets {id, name, isNew}. */
@@ -37,7 +40,12 @@ export async function askWho(gallery, signal, hint, act, { yes = "Save", known =
   const fresh = h("input", { type: "radio", name: group, checked: known === null });
   const there = h("input", { type: "radio", name: group, checked: known !== null });
   if (known) person.set(known);
-  const fields = h("div", { class: "stack" }, field("Name", name), field("Id", id, "What other programs call them; it cannot be changed later."));
+  const fields = h(
+    "div",
+    { class: "stack" },
+    field("Name", name),
+    field("Id", id, "What other programs call them; it cannot be changed later."),
+  );
   const swap = () => {
     fields.hidden = !fresh.checked;
     person.hidden = fresh.checked;
@@ -47,7 +55,12 @@ export async function askWho(gallery, signal, hint, act, { yes = "Save", known =
   id.addEventListener("input", () => (typed = id.value !== ""));
   name.addEventListener("input", () => typed || (id.value = words.idFrom(name.value)));
   swap();
-  const choices = h("div", { class: "row" }, h("label", { class: "check" }, fresh, "A new person"), h("label", { class: "check" }, there, "Somebody in this gallery"));
+  const choices = h(
+    "div",
+    { class: "row" },
+    h("label", { class: "check" }, fresh, "A new person"),
+    h("label", { class: "check" }, there, "Somebody in this gallery"),
+  );
   ask("Name this person", yes, [choices, fields, person, h("p", { class: "hint" }, hint)], async () => {
     const found = fresh.checked ? { id: id.value.trim(), name: name.value.trim() || null } : await person.find();
     if (!found) return person.unfound;

@@ -89,8 +89,16 @@ const found = (outcomes) =>
     .join(", ");
 
 const whom = (person, subjects, strangers, albums) => {
-  const people = subjects ? counted(subjects.length, "person", "people") : strangers.length + albums.length === 0 && person;
-  return [people, strangers.length > 0 && counted(strangers.length, "stranger"), albums.length > 0 && counted(albums.length, "album")].filter(Boolean).join(" and ");
+  const people = subjects
+    ? counted(subjects.length, "person", "people")
+    : strangers.length + albums.length === 0 && person;
+  return [
+    people,
+    strangers.length > 0 && counted(strangers.length, "stranger"),
+    albums.length > 0 && counted(albums.length, "album"),
+  ]
+    .filter(Boolean)
+    .join(" and ");
 };
 const photos = (count) => counted(count, "photo");
 const PLAIN = {
@@ -100,9 +108,11 @@ const PLAIN = {
   gallery_exported: () => "Exported the gallery",
   searched: ({ outcomes }) => `Searched: ${found(outcomes)}`,
   verified: (_, person, outcome) => `Compared a photo with ${person}: ${OUTCOMES[outcome] ?? outcome}`,
-  crop_read: ({ count, subjects, strangers = [], albums = [] }, person) => `Looked at ${counted(count, "stored picture")} of ${whom(person, subjects, strangers, albums)}`,
+  crop_read: ({ count, subjects, strangers = [], albums = [] }, person) =>
+    `Looked at ${counted(count, "stored picture")} of ${whom(person, subjects, strangers, albums)}`,
   templates_enrolled: ({ templates = 1 }, person) => `Enrolled ${photos(templates)} of ${person}`,
-  enrollment_refused: ({ count }, person, outcome) => `Refused ${photos(count)} of ${person}: ${OUTCOMES[outcome] ?? outcome}`,
+  enrollment_refused: ({ count }, person, outcome) =>
+    `Refused ${photos(count)} of ${person}: ${OUTCOMES[outcome] ?? outcome}`,
   subject_put: ({ created }, person) => `${created === false ? "Replaced" : "Created"} ${person}`,
   subject_changed: ({ changed = [] }, person) => `Changed ${person}: ${listed(changed)}`,
   subject_deleted: (_, person) => `Erased ${person}`,
@@ -116,15 +126,18 @@ const PLAIN = {
   audit_lines_lost: ({ lines }) => `Lost ${counted(lines, "line")} of the audit`,
 };
 
-const listed = (changed) => (Array.isArray(changed) ? changed : Object.keys(changed)).map((name) => name.replaceAll("_", " ")).join(", ");
+const listed = (changed) =>
+  (Array.isArray(changed) ? changed : Object.keys(changed)).map((name) => name.replaceAll("_", " ")).join(", ");
 const code = (pseudonym) => `person ${String(pseudonym).slice(0, 8)}`;
 
 /** A line of the audit as a sentence without its actor: what was done, to whom, in which gallery, and how it ended. */
 export function sentence({ event, outcome, gallery, subject, details }) {
   const person = subject ? code(subject) : "a person";
   const where = gallery && event !== "searched" ? ` in “${gallery}”` : "";
-  const ended = ["done", ""].includes(outcome) || PLAIN[event]?.length === 3 ? "" : ` (${OUTCOMES[outcome] ?? outcome})`;
-  const said = PLAIN[event]?.(details, person, outcome) ?? [EVENTS[event] ?? event, subject && person].filter(Boolean).join(": ");
+  const ended =
+    ["done", ""].includes(outcome) || PLAIN[event]?.length === 3 ? "" : ` (${OUTCOMES[outcome] ?? outcome})`;
+  const said =
+    PLAIN[event]?.(details, person, outcome) ?? [EVENTS[event] ?? event, subject && person].filter(Boolean).join(": ");
   if (event === "searched") return `${said.replace("Searched", `Searched “${gallery}”`)}.`;
   const [what, ...rest] = said.split(": ");
   return `${[`${what}${where}`, ...rest].join(": ")}${ended}.`;

@@ -170,11 +170,7 @@ function axes({ left, right, top, bottom, x, y }, domain, narrow) {
       { class: "tick", x: narrow ? 0 : left, y: bottom + 56 },
       narrow ? "← more matches" : "← more matches, more errors",
     ),
-    svg(
-      "text",
-      { class: "tick", x: right, y: bottom + 56, "text-anchor": "end" },
-      "stricter →",
-    ),
+    svg("text", { class: "tick", x: right, y: bottom + 56, "text-anchor": "end" }, "stricter →"),
   ];
 }
 

@@ -31,15 +31,27 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
     onChange?.(name);
   };
   if (known === null) {
-    const input = h("input", { type: "text", value: wanted ?? "", autocomplete: "off", spellcheck: false, required: true });
+    const input = h("input", {
+      type: "text",
+      value: wanted ?? "",
+      autocomplete: "off",
+      spellcheck: false,
+      required: true,
+    });
     input.addEventListener("change", () => input.value.trim() && change(input.value.trim()));
     const element = field(label, input, "This key cannot list galleries. Type the name of your gallery.");
     Object.defineProperty(element, "value", { get: () => input.value.trim() });
     return element;
   }
   const told = (one) => `${one.name} (${counted(one.subject_count, "person", "people")})`;
-  const select = h("select", {}, known.map((one) => h("option", { value: one.name }, told(one))));
-  select.value = known.some((one) => one.name === wanted) ? wanted : ((known.find((one) => one.subject_count > 0) ?? known[0])?.name ?? "");
+  const select = h(
+    "select",
+    {},
+    known.map((one) => h("option", { value: one.name }, told(one))),
+  );
+  select.value = known.some((one) => one.name === wanted)
+    ? wanted
+    : ((known.find((one) => one.subject_count > 0) ?? known[0])?.name ?? "");
   select.addEventListener("change", () => change(select.value));
   const element = field(label, select);
   Object.defineProperty(element, "value", { get: () => select.value });
@@ -57,7 +69,9 @@ export function riskField(onChange, { own = null, label = "How strict", hint, pa
     "select",
     {},
     own !== null && h("option", { value: "" }, `Gallery setting: ${own}`),
-    (pairs ?? PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`])).map(([value, words]) => h("option", { value }, words)),
+    (pairs ?? PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`])).map(([value, words]) =>
+      h("option", { value }, words),
+    ),
   );
   const remembered = pairs ? null : read("sessionStorage", RISK);
   select.value = chosen ?? (own === null ? "standard" : (remembered ?? ""));
@@ -93,7 +107,11 @@ export function personField(label, signal, { onPick } = {}) {
 
   /** The people who match the text, at most PROPOSED; none if the text cannot be searched for. */
   async function search(text, until) {
-    const options = { query: { limit: PROPOSED, q: text || null }, signal: AbortSignal.any([signal, until]), most: text ? PROPOSED : 1 };
+    const options = {
+      query: { limit: PROPOSED, q: text || null },
+      signal: AbortSignal.any([signal, until]),
+      most: text ? PROPOSED : 1,
+    };
     return await all(`${galleryPath(gallery)}/subjects`, options).catch((error) => {
       if (error.code !== "forbidden" && error.code !== "invalid_request") throw error;
       return [];
@@ -106,7 +124,10 @@ export function personField(label, signal, { onPick } = {}) {
     const matching = await search(text, until);
     until.throwIfAborted();
     people = matching;
-    fill(list, people.map((one) => h("option", { value: shown(one) })));
+    fill(
+      list,
+      people.map((one) => h("option", { value: shown(one) })),
+    );
   }
 
   element.load = async (name) => {

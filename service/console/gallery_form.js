@@ -16,7 +16,14 @@ const DEFAULT = {
   one_face_per_person: true,
   index: "auto",
   recall: 0.999,
-  quality_gate: { min_eye_distance_px: 12, min_sharpness: 2, min_brightness: 25, max_brightness: 235, min_contrast: 10, max_abs_yaw: 0.75 },
+  quality_gate: {
+    min_eye_distance_px: 12,
+    min_sharpness: 2,
+    min_brightness: 25,
+    max_brightness: 235,
+    min_contrast: 10,
+    max_abs_yaw: 0.75,
+  },
 };
 const INDEX = [
   ["auto", "Automatic, by gallery size"],
@@ -35,7 +42,11 @@ const GATE = [
 /** Fields for the settings `from`. The result has `elements`, and `read()` for the changed settings. */
 export function galleryForm(from = DEFAULT) {
   const options = (pairs, value) => {
-    const select = h("select", {}, pairs.map(([name, words]) => h("option", { value: name }, words)));
+    const select = h(
+      "select",
+      {},
+      pairs.map(([name, words]) => h("option", { value: name }, words)),
+    );
     select.value = value;
     return select;
   };
@@ -44,7 +55,11 @@ export function galleryForm(from = DEFAULT) {
 
   const preset = from === DEFAULT ? "standard" : PRESETS.find(([, , , rate]) => rate === from.risk.fpir)?.[0];
   const risk = options(
-    [...PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`]), ...(preset ? [] : [["as-it-is", `Current: ${riskBriefly(from.risk)}`]]), ["own", "Another number…"]],
+    [
+      ...PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`]),
+      ...(preset ? [] : [["as-it-is", `Current: ${riskBriefly(from.risk)}`]]),
+      ["own", "Another number…"],
+    ],
     preset ?? "as-it-is",
   );
   const rate = number("", { min: 2, max: 1e12, step: 1, placeholder: "5000" });
@@ -68,7 +83,10 @@ export function galleryForm(from = DEFAULT) {
   const recall = number(from.recall, { min: 0.5, max: 1, required: true });
   const gate = GATE.map(([name, label]) => [name, label, number(from.quality_gate[name], { min: 0, required: true })]);
 
-  const chosenRisk = () => (risk.value === "as-it-is" ? from.risk : { fpir: risk.value === "own" ? 1 / rate.valueAsNumber : PRESETS.find(([name]) => name === risk.value)[3] });
+  const chosenRisk = () =>
+    risk.value === "as-it-is"
+      ? from.risk
+      : { fpir: risk.value === "own" ? 1 / rate.valueAsNumber : PRESETS.find(([name]) => name === risk.value)[3] };
   const cost = h("p", { class: "hint", role: "status" });
   const showCost = async () => {
     const { fpir } = chosenRisk();
@@ -93,7 +111,8 @@ export function galleryForm(from = DEFAULT) {
     recall: recall.valueAsNumber,
     quality_gate: Object.fromEntries(gate.map(([name, , input]) => [name, input.valueAsNumber])),
   });
-  const tick = (input, label, hint) => h("div", { class: "field" }, h("label", { class: "check" }, input, label), h("p", { class: "hint" }, hint));
+  const tick = (input, label, hint) =>
+    h("div", { class: "field" }, h("label", { class: "check" }, input, label), h("p", { class: "hint" }, hint));
   const advanced = h(
     "details",
     { class: "details" },
@@ -101,8 +120,17 @@ export function galleryForm(from = DEFAULT) {
     tick(live, "Only live people", "Refuses pictures of people. Needs a pack with a liveness model."),
     field("Minimum liveness", liveFrom, "0 to 1. Empty: the default of the model."),
     field("Review factor", review, "“Not sure” up to this multiple of the risk. 1: never."),
-    tick(once, "One face per person", "Names a person in one face of a photo only. Clear it for collages of different photos."),
-    h("fieldset", { class: "stack" }, h("legend", {}, "Quality limits"), gate.map(([, label, input]) => field(label, input))),
+    tick(
+      once,
+      "One face per person",
+      "Names a person in one face of a photo only. Clear it for collages of different photos.",
+    ),
+    h(
+      "fieldset",
+      { class: "stack" },
+      h("legend", {}, "Quality limits"),
+      gate.map(([, label, input]) => field(label, input)),
+    ),
     field("Index", index),
     field("Minimum recall of the index", recall, "0.5 to 1. Below it, every photo is compared."),
   );
@@ -110,23 +138,41 @@ export function galleryForm(from = DEFAULT) {
   advanced.addEventListener("invalid", () => (advanced.open = true), { capture: true });
   return {
     elements: [
-      field("How strict", risk, "The number of strangers per wrong match. Stricter settings miss enrolled people more often."),
+      field(
+        "How strict",
+        risk,
+        "The number of strangers per wrong match. Stricter settings miss enrolled people more often.",
+      ),
       own,
       cost,
       h(
         "fieldset",
         { class: "stack tight" },
         h("legend", {}, "Pictures of the faces"),
-        tick(crops, "Keep a small picture of each enrolled face", `Stored encrypted.${from === DEFAULT ? "" : " People enrolled before have none: enroll a photo of each of them again to add one."}`),
-        tick(none, "Keep no pictures", "You then see no faces beside names, cannot compare them to tell duplicates and wrong names, and need everybody’s photos again to move to a better recognizer."),
+        tick(
+          crops,
+          "Keep a small picture of each enrolled face",
+          `Stored encrypted.${from === DEFAULT ? "" : " People enrolled before have none: enroll a photo of each of them again to add one."}`,
+        ),
+        tick(
+          none,
+          "Keep no pictures",
+          "You then see no faces beside names, cannot compare them to tell duplicates and wrong names, and need everybody’s photos again to move to a better recognizer.",
+        ),
       ),
       field("Delete photos after days", days, "People without photos are deleted too. Empty: never."),
-      field("Remember strangers for days", remember, "Gives unknown people a lasting id, until so many days after they were last seen. Their faces are stored without their consent: get legal advice first. Empty: never."),
+      field(
+        "Remember strangers for days",
+        remember,
+        "Gives unknown people a lasting id, until so many days after they were last seen. Their faces are stored without their consent: get legal advice first. Empty: never.",
+      ),
       advanced,
     ],
     read() {
       const now = all();
-      return Object.fromEntries(Object.entries(now).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(from[name] ?? null)));
+      return Object.fromEntries(
+        Object.entries(now).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(from[name] ?? null)),
+      );
     },
   };
 }

@@ -31,7 +31,9 @@ export function labelWidths(boxes, width) {
     const [x0, , x1, y1] = box;
     const at = (x0 + x1) / 2;
     const height = box[3] - box[1];
-    const near = boxes.filter((other, j) => j !== i && Math.abs(other[3] - y1) < SAME_ROW * Math.max(height, other[3] - other[1]));
+    const near = boxes.filter(
+      (other, j) => j !== i && Math.abs(other[3] - y1) < SAME_ROW * Math.max(height, other[3] - other[1]),
+    );
     const free = Math.min(2 * at, 2 * (width - at), ...near.map((other) => Math.abs((other[0] + other[2]) / 2 - at)));
     return Math.max(0, free) / (x1 - x0);
   });

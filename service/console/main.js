@@ -90,7 +90,12 @@ function show(focus = true) {
     if (page === null) {
       document.title = "Page not found · Kith";
       const text = "The address may be incomplete, or from another version.";
-      content = h("div", { class: "page" }, heading("Page not found", text), linkButton("Go to the start page", "#/identify"));
+      content = h(
+        "div",
+        { class: "page" },
+        heading("Page not found", text),
+        linkButton("Go to the start page", "#/identify"),
+      );
     } else {
       Object.assign(params, Object.fromEntries(new URLSearchParams(query)));
       document.title = `${page.title(params)} · Kith`;
@@ -138,7 +143,11 @@ async function showKey() {
 function tellOpen() {
   const box = dialog(
     "Your key",
-    h("p", {}, "This service has no API keys, so it needs none. After somebody creates the first key, each request needs one."),
+    h(
+      "p",
+      {},
+      "This service has no API keys, so it needs none. After somebody creates the first key, each request needs one.",
+    ),
     h(
       "div",
       { class: "actions end" },
@@ -170,7 +179,14 @@ function askForKey(problem) {
           box.close();
         },
       },
-      problem && key() && h("p", { class: "notice error", role: "alert" }, icon("warning"), "The service does not accept this key. It is mistyped, revoked or expired."),
+      problem &&
+        key() &&
+        h(
+          "p",
+          { class: "notice error", role: "alert" },
+          icon("warning"),
+          "The service does not accept this key. It is mistyped, revoked or expired.",
+        ),
       h("p", {}, "This service needs an API key. Ask its operator for one."),
       !problem && key() && h("p", { class: "hint" }, "In use: ", h("code", {}, keyName(key()))),
       field("Key", input, "This tab keeps it until you close it."),
@@ -178,7 +194,12 @@ function askForKey(problem) {
       h(
         "div",
         { class: "actions end" },
-        key() && h("button", { type: "button", class: "button plain", onClick: () => (setKey(null), box.close()) }, "Forget the key"),
+        key() &&
+          h(
+            "button",
+            { type: "button", class: "button plain", onClick: () => (setKey(null), box.close()) },
+            "Forget the key",
+          ),
         h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"),
         h("button", { type: "submit", class: "button primary" }, "Use this key"),
       ),
@@ -202,13 +223,25 @@ const theme = read("localStorage", THEME);
 if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 fill(
   document.querySelector(".places"),
-  PLACES.map(([path, name, picture]) => h("a", { href: `#${path}`, dataset: { path } }, icon(picture), h("span", {}, name))),
+  PLACES.map(([path, name, picture]) =>
+    h("a", { href: `#${path}`, dataset: { path } }, icon(picture), h("span", {}, name)),
+  ),
 );
 fill(
   document.querySelector(".rail-foot"),
-  h("a", { class: "button quiet", href: "#/settings/keys", dataset: { path: "/settings" } }, icon("settings"), h("span", {}, "Settings")),
+  h(
+    "a",
+    { class: "button quiet", href: "#/settings/keys", dataset: { path: "/settings" } },
+    icon("settings"),
+    h("span", {}, "Settings"),
+  ),
   h("button", { type: "button", class: "button quiet", onClick: showKey }, icon("key"), h("span", {}, "Your key")),
-  h("button", { type: "button", class: "button quiet", onClick: toggleTheme }, icon("sun"), h("span", {}, "Light or dark")),
+  h(
+    "button",
+    { type: "button", class: "button quiet", onClick: toggleTheme },
+    icon("sun"),
+    h("span", {}, "Light or dark"),
+  ),
   h("a", { class: "button quiet", href: "docs" }, icon("docs"), h("span", {}, "API reference")),
 );
 EVENTS.addEventListener("refused", ({ problem }) => {
@@ -217,7 +250,8 @@ EVENTS.addEventListener("refused", ({ problem }) => {
 });
 EVENTS.addEventListener("key", rekeyed);
 EVENTS.addEventListener("work", () => (worked = true));
-for (const name of ["input", "change"]) addEventListener(name, (event) => (worked ||= !event.target.closest?.("dialog.key")));
+for (const name of ["input", "change"])
+  addEventListener(name, (event) => (worked ||= !event.target.closest?.("dialog.key")));
 addEventListener("hashchange", () => show());
 // Another tab stored or removed a key.
 addEventListener("storage", (event) => event.key === storageName(KEY) && EVENTS.dispatchEvent(new Event("key")));

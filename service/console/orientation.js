@@ -8,9 +8,10 @@ export function orientationOfWebp(bytes) {
   const view = new DataView(bytes);
   const name = (at) => String.fromCharCode(...new Uint8Array(bytes, at, 4));
   if (view.byteLength < 20 || name(0) !== "RIFF" || name(8) !== "WEBP") return 1;
-  for (let at = 12; at + 8 <= view.byteLength; ) {
+  for (let at = 12; at + 8 <= view.byteLength;) {
     const size = view.getUint32(at + 4, true);
-    if (name(at) === "EXIF") return orientationOfExif(new DataView(bytes, at + 8, Math.min(size, view.byteLength - at - 8)));
+    if (name(at) === "EXIF")
+      return orientationOfExif(new DataView(bytes, at + 8, Math.min(size, view.byteLength - at - 8)));
     at += 8 + size + (size % 2);
   }
   return 1;

@@ -17,7 +17,11 @@ export function personForm(from = { name: "", tags: [], metadata: {} }, { nameLa
       { class: "pair" },
       h("input", { type: "text", value: key, "aria-label": "What", placeholder: "room", autocomplete: "off" }),
       h("input", { type: "text", value, "aria-label": "Value", placeholder: "12", autocomplete: "off" }),
-      h("button", { type: "button", class: "button quiet", "aria-label": "Remove this line", onClick: () => row.remove() }, icon("close")),
+      h(
+        "button",
+        { type: "button", class: "button quiet", "aria-label": "Remove this line", onClick: () => row.remove() },
+        icon("close"),
+      ),
     );
     rows.append(row);
     return row;
@@ -28,7 +32,8 @@ export function personForm(from = { name: "", tags: [], metadata: {} }, { nameLa
     held.set(row, { entry, shown: texts(row) });
   }
   const untouched = (row) => held.has(row) && held.get(row).shown.every((text, i) => text === texts(row)[i]);
-  const pair = (row) => (untouched(row) ? held.get(row).entry : [texts(row)[0].trim(), readTyped(texts(row)[1].trim())]);
+  const pair = (row) =>
+    untouched(row) ? held.get(row).entry : [texts(row)[0].trim(), readTyped(texts(row)[1].trim())];
   const first = [name.value, labels.value];
   const more = h(
     "details",
@@ -45,7 +50,11 @@ export function personForm(from = { name: "", tags: [], metadata: {} }, { nameLa
   });
   return {
     name,
-    elements: [field(nameLabel, name), field("Tags", labels, "Separate tags with commas: engineering, night shift. Quote tags that contain a comma."), more],
+    elements: [
+      field(nameLabel, name),
+      field("Tags", labels, "Separate tags with commas: engineering, night shift. Quote tags that contain a comma."),
+      more,
+    ],
     read,
     changed() {
       const now = read();

@@ -26,8 +26,18 @@ export async function open(file, signal) {
   else signal.addEventListener("abort", over);
   const image = new Image();
   image.src = url;
-  const drawable = await image.decode().then(() => true, () => false);
-  return { file, url, drawable, image, width: drawable ? image.naturalWidth : null, height: drawable ? image.naturalHeight : null };
+  const drawable = await image.decode().then(
+    () => true,
+    () => false,
+  );
+  return {
+    file,
+    url,
+    drawable,
+    image,
+    width: drawable ? image.naturalWidth : null,
+    height: drawable ? image.naturalHeight : null,
+  };
 }
 
 /** An upright copy of a WebP, for display. The original file is uploaded. */
@@ -96,10 +106,21 @@ async function drawn(photo, [x0, y0, x1, y1], scale, { hidden = [], shown } = {}
   const context = canvas.getContext("2d");
   context.drawImage(photo.image, x0, y0, x1 - x0, y1 - y0, 0, 0, canvas.width, canvas.height);
   context.fillStyle = "#808080";
-  for (const [a, b, c, d] of hidden) context.fillRect((a - x0) * scale, (b - y0) * scale, (c - a) * scale, (d - b) * scale);
+  for (const [a, b, c, d] of hidden)
+    context.fillRect((a - x0) * scale, (b - y0) * scale, (c - a) * scale, (d - b) * scale);
   if (hidden.length) {
     const [a, b, c, d] = shown; // restore overlaps with hidden faces
-    context.drawImage(photo.image, a, b, c - a, d - b, (a - x0) * scale, (b - y0) * scale, (c - a) * scale, (d - b) * scale);
+    context.drawImage(
+      photo.image,
+      a,
+      b,
+      c - a,
+      d - b,
+      (a - x0) * scale,
+      (b - y0) * scale,
+      (c - a) * scale,
+      (d - b) * scale,
+    );
   }
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.95));
   return new File([blob], photo.file.name.replace(/(\.\w+)?$/, ".jpg"), { type: "image/jpeg" });
@@ -127,7 +148,10 @@ export function thumbnail(photo, box, size = 72) {
  */
 export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt = "The photo" } = {}) {
   const share = (value, whole) => `${(value / whole) * 100}%`;
-  const widths = labelWidths(marks.map(({ face }) => face.box), photo.width);
+  const widths = labelWidths(
+    marks.map(({ face }) => face.box),
+    photo.width,
+  );
   const boxes = marks.map(({ face, outcome, label, name }, i) => {
     const [x0, y0, x1, y1] = face.box;
     const box = h(
@@ -143,24 +167,46 @@ export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt 
         ...(onChoose ? { type: "button", "aria-label": label, onClick: () => onChoose(i) } : { "aria-hidden": "true" }),
       },
       h("span", { class: "face-number", "aria-hidden": "true" }, String(i + 1)),
-      name && h("span", { class: "face-name", "aria-hidden": "true", style: { "--room": `${100 * widths[i]}%` } }, h("span", {}, name)),
+      name &&
+        h(
+          "span",
+          { class: "face-name", "aria-hidden": "true", style: { "--room": `${100 * widths[i]}%` } },
+          h("span", {}, name),
+        ),
     );
-    for (const [name, on] of [["pointerenter", true], ["pointerleave", false], ["focus", true], ["blur", false]])
+    for (const [name, on] of [
+      ["pointerenter", true],
+      ["pointerleave", false],
+      ["focus", true],
+      ["blur", false],
+    ])
       box.addEventListener(name, () => onPoint?.(i, on));
     return box;
   });
   const dots = marks.flatMap(({ face }) =>
-    face.landmarks.map(([x, y]) => h("span", { class: "landmark", style: { left: share(x, photo.width), top: share(y, photo.height) } })),
+    face.landmarks.map(([x, y]) =>
+      h("span", { class: "landmark", style: { left: share(x, photo.width), top: share(y, photo.height) } }),
+    ),
   );
   const picture = photo.drawable
     ? h("img", { src: photo.url, alt, width: photo.width, height: photo.height })
-    : h("div", { class: "undrawable", role: "img", "aria-label": alt, style: { "aspect-ratio": `${photo.width} / ${photo.height}` } });
+    : h("div", {
+        class: "undrawable",
+        role: "img",
+        "aria-label": alt,
+        style: { "aspect-ratio": `${photo.width} / ${photo.height}` },
+      });
   const view = h("div", { class: "stage-view" }, h("div", { class: "stage-frame" }, picture, dots, boxes));
   const element = h(
     "figure",
     { class: `stage ${landmarks ? "with-landmarks" : ""}`, style: { "--ratio": photo.width / photo.height } },
     view,
-    !photo.drawable && h("figcaption", { class: "hint" }, "This browser cannot show this format. Kith can read it: the boxes show the faces."),
+    !photo.drawable &&
+      h(
+        "figcaption",
+        { class: "hint" },
+        "This browser cannot show this format. Kith can read it: the boxes show the faces.",
+      ),
   );
   element.point = (i, on) => {
     boxes[i]?.classList.toggle("pointed", on);
@@ -177,12 +223,18 @@ const ZOOMS = [1, 1.5, 2, 3, 4];
 function zoomButtons(element, view) {
   let at = 0;
   const to = (step) => {
-    const middle = [(view.scrollLeft + view.clientWidth / 2) / view.scrollWidth, (view.scrollTop + view.clientHeight / 2) / view.scrollHeight];
+    const middle = [
+      (view.scrollLeft + view.clientWidth / 2) / view.scrollWidth,
+      (view.scrollTop + view.clientHeight / 2) / view.scrollHeight,
+    ];
     at = Math.max(0, Math.min(ZOOMS.length - 1, at + step));
     view.style.setProperty("--height", `${view.clientHeight}px`);
     element.classList.toggle("zoomed", at > 0);
     element.style.setProperty("--zoom", ZOOMS[at]);
-    view.scrollTo(middle[0] * view.scrollWidth - view.clientWidth / 2, middle[1] * view.scrollHeight - view.clientHeight / 2);
+    view.scrollTo(
+      middle[0] * view.scrollWidth - view.clientWidth / 2,
+      middle[1] * view.scrollHeight - view.clientHeight / 2,
+    );
     out.disabled = at === 0;
     into.disabled = at === ZOOMS.length - 1;
   };
@@ -194,15 +246,20 @@ function zoomButtons(element, view) {
 /** Scroll an enlarged photo so that the face is in view. The page itself does not scroll. */
 function center(view, box) {
   const [outer, inner] = [view.getBoundingClientRect(), box.getBoundingClientRect()];
-  if (inner.left < outer.left || inner.right > outer.right) view.scrollLeft += (inner.left + inner.right - outer.left - outer.right) / 2;
-  if (inner.top < outer.top || inner.bottom > outer.bottom) view.scrollTop += (inner.top + inner.bottom - outer.top - outer.bottom) / 2;
+  if (inner.left < outer.left || inner.right > outer.right)
+    view.scrollLeft += (inner.left + inner.right - outer.left - outer.right) / 2;
+  if (inner.top < outer.top || inner.bottom > outer.bottom)
+    view.scrollTop += (inner.top + inner.bottom - outer.top - outer.bottom) / 2;
 }
 
 /**
  * Photo input: drop, paste, file dialog or camera. `onPhotos(files)` is called for each input. `signal` removes the
  * listeners. `compact`: a single row. `within`: the drop target instead of the page; paste works only on the page.
  */
-export function picker(onPhotos, { signal, multiple = true, compact = false, within = document, title, label = title ?? "Add a photo" } = {}) {
+export function picker(
+  onPhotos,
+  { signal, multiple = true, compact = false, within = document, title, label = title ?? "Add a photo" } = {},
+) {
   const input = h("input", { type: "file", accept: ACCEPT, multiple, hidden: true });
   input.addEventListener("change", () => {
     const files = [...input.files];
@@ -214,7 +271,13 @@ export function picker(onPhotos, { signal, multiple = true, compact = false, wit
     { class: `picker ${compact ? "compact" : ""}`, "aria-label": label },
     !compact && icon("photo"),
     !compact && h("h2", {}, title ?? (multiple ? "Drop photos here" : "Drop a photo here")),
-    !compact && h("p", { class: "hint" }, h("span", { class: "keyboard" }, "Or paste with Ctrl+V. "), "Photos are processed, not stored."),
+    !compact &&
+      h(
+        "p",
+        { class: "hint" },
+        h("span", { class: "keyboard" }, "Or paste with Ctrl+V. "),
+        "Photos are processed, not stored.",
+      ),
     h(
       "div",
       { class: "actions" },
@@ -261,21 +324,42 @@ async function camera(onPhotos) {
     tell(new Error("Browsers allow the camera only on https pages and on this computer. Choose a file instead."));
     return;
   }
-  const video = h("video", { autoplay: true, muted: true, playsInline: true, class: "camera", "aria-label": "Camera preview" });
-  const shutter = h("button", { type: "button", class: "button primary", disabled: true }, icon("photo"), h("span", {}, "Take the photo"));
+  const video = h("video", {
+    autoplay: true,
+    muted: true,
+    playsInline: true,
+    class: "camera",
+    "aria-label": "Camera preview",
+  });
+  const shutter = h(
+    "button",
+    { type: "button", class: "button primary", disabled: true },
+    icon("photo"),
+    h("span", {}, "Take the photo"),
+  );
   const status = h("p", { class: "hint", role: "status" }, "Allow the camera in the browser, if it asks.");
   const box = dialog(
     "Look at the camera",
     video,
     status,
-    h("div", { class: "actions end" }, h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"), shutter),
+    h(
+      "div",
+      { class: "actions end" },
+      h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"),
+      shutter,
+    ),
   );
   let stream = null;
   box.addEventListener("close", () => stream?.getTracks().forEach((track) => track.stop()));
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "user", width: { ideal: 1920 } } });
   } catch (error) {
-    fill(status, error.name === "NotAllowedError" ? "The browser denies this page access to the camera." : "No camera was found, or another program uses it.");
+    fill(
+      status,
+      error.name === "NotAllowedError"
+        ? "The browser denies this page access to the camera."
+        : "No camera was found, or another program uses it.",
+    );
     return;
   }
   if (!box.open) return stream.getTracks().forEach((track) => track.stop());

@@ -20,7 +20,9 @@ export function receipt(document, title) {
   const kinds = new Set([...Object.keys(KINDS), ...Object.keys(document.removed)]);
   const went = [...kinds]
     .filter((kind) => document.removed[kind] > 0)
-    .map((kind) => (KINDS[kind] ? counted(document.removed[kind], ...KINDS[kind]) : `${document.removed[kind]} ${kind}`));
+    .map((kind) =>
+      KINDS[kind] ? counted(document.removed[kind], ...KINDS[kind]) : `${document.removed[kind]} ${kind}`,
+    );
   const copy = async () => {
     await navigator.clipboard.writeText(JSON.stringify(document, null, 2));
     toast("The receipt is copied.");
@@ -33,7 +35,10 @@ export function receipt(document, title) {
     h(
       "dl",
       { class: "facts one" },
-      [["Receipt", h("code", {}, document.id)], ["Time", when(document.at)]].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+      [
+        ["Receipt", h("code", {}, document.id)],
+        ["Time", when(document.at)],
+      ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
     ),
     h("p", { class: "hint" }, "“kith erasures list” lists all receipts of a gallery."),
     navigator.clipboard && h("div", { class: "actions" }, button("Copy the receipt", copy, { icon: "paste" })),

@@ -48,7 +48,12 @@ export const galleryHeading = (gallery, here, lead, ...actions) =>
 
 /** The heading of a page under Settings. */
 export const settingsHeading = (here, lead, ...actions) =>
-  h("div", { class: "stack" }, heading("Settings", lead, ...actions), tabsOf(OF_SERVICE, "#/settings", here, "Settings"));
+  h(
+    "div",
+    { class: "stack" },
+    heading("Settings", lead, ...actions),
+    tabsOf(OF_SERVICE, "#/settings", here, "Settings"),
+  );
 
 const MIN_PAUSE_MS = 1000;
 const MAX_PAUSE_MS = 20_000;
@@ -107,7 +112,11 @@ export const refusalList = (refusals) =>
         "li",
         {},
         h("code", {}, item),
-        h("span", {}, ...refusal(problem).map((text, i) => (i === 0 ? `${text} ` : h("span", { class: "hint" }, text)))),
+        h(
+          "span",
+          {},
+          ...refusal(problem).map((text, i) => (i === 0 ? `${text} ` : h("span", { class: "hint" }, text))),
+        ),
       ),
     ),
   );

@@ -70,7 +70,10 @@ export class Pictures {
       const at = batch.wanted.push(whose) - 1;
       this.#loads.set(name, async () => {
         if (this.#batch === batch) this.#batch = null;
-        batch.loaded ??= call("POST", `${galleryPath(this.#gallery)}/crops`, { json: { crops: batch.wanted }, signal: this.#signal });
+        batch.loaded ??= call("POST", `${galleryPath(this.#gallery)}/crops`, {
+          json: { crops: batch.wanted },
+          signal: this.#signal,
+        });
         try {
           return opened((await batch.loaded).data[at].image);
         } catch (error) {
@@ -83,7 +86,8 @@ export class Pictures {
   }
 }
 
-const opened = (image) => image && new Blob([Uint8Array.from(atob(image), (one) => one.charCodeAt(0))], { type: "image/webp" });
+const opened = (image) =>
+  image && new Blob([Uint8Array.from(atob(image), (one) => one.charCodeAt(0))], { type: "image/webp" });
 
 /** Faces side by side. `faces`: pairs of caption and picture. */
 export const sides = (faces) =>

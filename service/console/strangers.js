@@ -36,7 +36,18 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
       listed.length === 0
         ? h("p", { class: "card" }, "No strangers yet. Unknown faces of identified photos appear here.")
         : table("Strangers", ["Stranger", "Visits", "First seen", "Last seen", "Actions"], listed.map(row)),
-      listed.length > 0 && h("div", { class: "row" }, h("p", { class: "hint", role: "status" }, `${counted(listed.length, "stranger", "strangers")}${next ? " so far" : ""}.`), next && more, clear),
+      listed.length > 0 &&
+        h(
+          "div",
+          { class: "row" },
+          h(
+            "p",
+            { class: "hint", role: "status" },
+            `${counted(listed.length, "stranger", "strangers")}${next ? " so far" : ""}.`,
+          ),
+          next && more,
+          clear,
+        ),
     );
   }
 
@@ -50,9 +61,22 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
       h(
         "div",
         { class: "row tight" },
-        small(button("Name this person", () => promote(one), { icon: "enroll", "aria-label": `Name stranger ${words.strangerId(one)}` })),
-        small(button("Merge", () => merge(one), { icon: "move", "aria-label": `Merge stranger ${words.strangerId(one)}` })),
-        small(button("Forget", () => forget(one), { kind: "danger", icon: "trash", "aria-label": `Forget stranger ${words.strangerId(one)}` })),
+        small(
+          button("Name this person", () => promote(one), {
+            icon: "enroll",
+            "aria-label": `Name stranger ${words.strangerId(one)}`,
+          }),
+        ),
+        small(
+          button("Merge", () => merge(one), { icon: "move", "aria-label": `Merge stranger ${words.strangerId(one)}` }),
+        ),
+        small(
+          button("Forget", () => forget(one), {
+            kind: "danger",
+            icon: "trash",
+            "aria-label": `Forget stranger ${words.strangerId(one)}`,
+          }),
+        ),
       ),
     ];
   }
@@ -68,9 +92,12 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
   }
 
   async function promote(one) {
-    const hint = "The stored faces of the stranger become photos of this person. Check that it is the right one: there is no comparison.";
+    const hint =
+      "The stored faces of the stranger become photos of this person. Check that it is the right one: there is no comparison.";
     await askWho(gallery, signal, hint, async (found) => {
-      await call("POST", `${own(one)}/promote`, { json: { subject: found.id, ...(found.isNew && found.name && { name: found.name }) } });
+      await call("POST", `${own(one)}/promote`, {
+        json: { subject: found.id, ...(found.isNew && found.name && { name: found.name }) },
+      });
       leave(one);
       toast(`${words.called(found)} is enrolled.`);
       onNamed();
@@ -81,18 +108,37 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
     const others = (await all(path, { query: { limit: 1000 }, signal })).filter((other) => other.id !== one.id);
     if (signal.aborted) return;
     if (others.length === 0) return toast("There is no other stranger.");
-    const select = h("select", {}, others.map((other) => h("option", { value: other.id }, `${words.strangerId(other)}, ${words.visits(other)}, last seen ${when(other.last_seen)}`)));
-    ask("Merge two strangers", "Merge", [field("The same person as", select), h("p", { class: "hint" }, "The chosen id remains. This cannot be undone.")], async () => {
-      const { stranger } = await call("POST", `${own(one)}/merge`, { json: { into: select.value } });
-      const kept = listed.find((other) => other.id === stranger.id);
-      if (kept) Object.assign(kept, stranger);
-      leave(one);
-      toast("Merged.");
-    });
+    const select = h(
+      "select",
+      {},
+      others.map((other) =>
+        h(
+          "option",
+          { value: other.id },
+          `${words.strangerId(other)}, ${words.visits(other)}, last seen ${when(other.last_seen)}`,
+        ),
+      ),
+    );
+    ask(
+      "Merge two strangers",
+      "Merge",
+      [field("The same person as", select), h("p", { class: "hint" }, "The chosen id remains. This cannot be undone.")],
+      async () => {
+        const { stranger } = await call("POST", `${own(one)}/merge`, { json: { into: select.value } });
+        const kept = listed.find((other) => other.id === stranger.id);
+        if (kept) Object.assign(kept, stranger);
+        leave(one);
+        toast("Merged.");
+      },
+    );
   }
 
   async function forget(one) {
-    const sure = await confirmed({ title: "Forget this stranger?", text: "The id and the stored faces are deleted. If the person comes back, a new stranger is remembered.", yes: "Forget" });
+    const sure = await confirmed({
+      title: "Forget this stranger?",
+      text: "The id and the stored faces are deleted. If the person comes back, a new stranger is remembered.",
+      yes: "Forget",
+    });
     if (!sure) return;
     const gone = await call("DELETE", own(one));
     leave(one);
@@ -100,7 +146,11 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
   }
 
   async function forgetAll() {
-    const sure = await confirmed({ title: "Forget all strangers?", text: `All strangers of “${gallery}” are deleted. This cannot be undone.`, yes: "Forget all" });
+    const sure = await confirmed({
+      title: "Forget all strangers?",
+      text: `All strangers of “${gallery}” are deleted. This cannot be undone.`,
+      yes: "Forget all",
+    });
     if (!sure) return;
     const gone = await call("DELETE", path);
     listed.length = 0;
@@ -113,7 +163,11 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
     "section",
     { class: "stack" },
     h("h2", {}, "Strangers"),
-    h("p", { class: "lead" }, `Unknown people of identified photos, kept for ${counted(days, "day", "days")} after they were last seen.`),
+    h(
+      "p",
+      { class: "lead" },
+      `Unknown people of identified photos, kept for ${counted(days, "day", "days")} after they were last seen.`,
+    ),
     loading(async () => {
       await load();
       return place;

@@ -5,7 +5,11 @@ const MAX_NAME = 100; // bytes, of the format of 1988
 
 /** A Blob with `files` in the ustar format. Folders that the user chose are part of the names. */
 export function packed(files) {
-  const parts = [...files].flatMap((file) => [header(file), file, new Uint8Array((BLOCK - (file.size % BLOCK)) % BLOCK)]);
+  const parts = [...files].flatMap((file) => [
+    header(file),
+    file,
+    new Uint8Array((BLOCK - (file.size % BLOCK)) % BLOCK),
+  ]);
   return new Blob([...parts, new Uint8Array(2 * BLOCK)]);
 }
 
@@ -22,7 +26,13 @@ function header(file) {
   write(" ".repeat(8), 148); // the checksum counts as spaces
   write("0", 156);
   write("ustar\x0000", 257);
-  write(`${octal(block.reduce((sum, byte) => sum + byte, 0), 6)} `, 148);
+  write(
+    `${octal(
+      block.reduce((sum, byte) => sum + byte, 0),
+      6,
+    )} `,
+    148,
+  );
   return block;
 }
 

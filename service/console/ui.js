@@ -19,7 +19,12 @@ export function heading(title, lead, ...actions) {
 
 /** A button. `kind`: primary, plain, quiet or danger. It is busy while `onClick` runs, and shows its errors. */
 export function button(label, onClick, { kind = "plain", icon: name, ...props } = {}) {
-  const element = h("button", { type: "button", class: `button ${kind}`, ...props }, name && icon(name), h("span", {}, label));
+  const element = h(
+    "button",
+    { type: "button", class: `button ${kind}`, ...props },
+    name && icon(name),
+    h("span", {}, label),
+  );
   element.addEventListener("click", async (event) => {
     if (element.ariaBusy === "true") return;
     element.ariaBusy = "true";
@@ -59,7 +64,14 @@ export function afterTyping(act, signal) {
 
 /** A placeholder for an empty page: explanation and first steps. */
 export function empty(name, title, text, ...actions) {
-  return h("section", { class: "empty" }, icon(name), h("h2", {}, title), h("p", {}, text), h("div", { class: "actions" }, ...actions));
+  return h(
+    "section",
+    { class: "empty" },
+    icon(name),
+    h("h2", {}, title),
+    h("p", {}, text),
+    h("div", { class: "actions" }, ...actions),
+  );
 }
 
 /** A progress message. */
@@ -90,7 +102,11 @@ export function problemBox(problem, retry) {
 export function toast(text, kind = "ok") {
   const place = toasts();
   const line = h("div", { class: `toast ${kind}` }, icon(kind === "ok" ? "check" : "warning"), h("span", {}, text));
-  const dismiss = h("button", { type: "button", class: "button quiet small", "aria-label": "Dismiss", onClick: () => line.remove() }, icon("close"));
+  const dismiss = h(
+    "button",
+    { type: "button", class: "button quiet small", "aria-label": "Dismiss", onClick: () => line.remove() },
+    icon("close"),
+  );
   line.append(dismiss);
   place.append(line);
   while (place.children.length > 2) place.firstChild.remove();
@@ -131,7 +147,11 @@ export function tell(error) {
 export function confirmed({ title, text, yes, danger = true, typed, shown }) {
   return new Promise((resolve) => {
     const input = typed && h("input", { type: "text", autocomplete: "off", spellcheck: false });
-    const go = h("button", { type: "submit", class: `button ${danger ? "danger" : "primary"}`, disabled: Boolean(typed) }, yes);
+    const go = h(
+      "button",
+      { type: "submit", class: `button ${danger ? "danger" : "primary"}`, disabled: Boolean(typed) },
+      yes,
+    );
     if (input) input.addEventListener("input", () => (go.disabled = input.value !== typed));
     const box = dialog(
       title,
@@ -186,8 +206,26 @@ export function table(caption, columns, rows) {
       "table",
       {},
       h("caption", { class: "unseen" }, caption),
-      h("thead", {}, h("tr", {}, columns.map((column) => h("th", { scope: "col" }, column)))),
-      h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell) => h("td", {}, cell))))),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          columns.map((column) => h("th", { scope: "col" }, column)),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        rows.map((cells) =>
+          h(
+            "tr",
+            {},
+            cells.map((cell) => h("td", {}, cell)),
+          ),
+        ),
+      ),
     ),
   );
 }

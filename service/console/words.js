@@ -57,7 +57,9 @@ export function riskBriefly(risk) {
 export function misses({ display_name: name, misses: [found] }) {
   if (!found) return "";
   const { subject_count: subjects, fnir, better } = found;
-  const other = better ? `; the pack ${better.model} misses ${percent(better.fnir)} (“kith models pull ${better.model}”)` : "";
+  const other = better
+    ? `; the pack ${better.model} misses ${percent(better.fnir)} (“kith models pull ${better.model}”)`
+    : "";
   return `With ${subjects} people enrolled by one photo each, ${name} misses about ${percent(fnir)} of their other photos${other}.`;
 }
 
@@ -139,9 +141,12 @@ export function identity(result, gallery, subjects) {
       if (isKnownStranger(result.reasons))
         return {
           title: "A known stranger",
-          text: first ? `Similar to ${called(first)}, but even more to somebody who is not ${called(first)}.` : "Somebody who was mistaken for a known person before.",
+          text: first
+            ? `Similar to ${called(first)}, but even more to somebody who is not ${called(first)}.`
+            : "Somebody who was mistaken for a known person before.",
         };
-      if (!first && subjects === 0) return { title: "The gallery is empty", text: `“${gallery}” has no enrolled people yet.` };
+      if (!first && subjects === 0)
+        return { title: "The gallery is empty", text: `“${gallery}” has no enrolled people yet.` };
       return {
         title: "No match",
         text: join(
@@ -151,14 +156,17 @@ export function identity(result, gallery, subjects) {
         ),
       };
     case "rejected_quality":
-      return { title: "Photo quality too low", text: "Kith did not search for this face: the answer would be a guess." };
-    case "rejected_liveness":
-      return { title: "Perhaps a picture of a person", text: "This gallery accepts only live people in front of the camera." };
-    case "no_face":
       return {
-        title: "No face found",
-        text: "Take a photo with an upright, well lit and large face.",
+        title: "Photo quality too low",
+        text: "Kith did not search for this face: the answer would be a guess.",
       };
+    case "rejected_liveness":
+      return {
+        title: "Perhaps a picture of a person",
+        text: "This gallery accepts only live people in front of the camera.",
+      };
+    case "no_face":
+      return { title: "No face found", text: "Take a photo with an upright, well lit and large face." };
     default:
       return { title: "This photo is not usable", text: result.error?.detail ?? "" };
   }
@@ -181,12 +189,18 @@ export function pair(answer, one = "the first photo", other = "the second") {
     case "no_face":
       return {
         title: "No face to compare",
-        text: `There is no face in ${[answer.a, answer.b].map((side, i) => (side.face_count === 0 ? [one, other][i] : null)).filter(Boolean).join(" and ")}.`,
+        text: `There is no face in ${[answer.a, answer.b]
+          .map((side, i) => (side.face_count === 0 ? [one, other][i] : null))
+          .filter(Boolean)
+          .join(" and ")}.`,
       };
     case "rejected_quality":
       return { title: "Photo quality too low", text: "The answer would be a guess." };
     default:
-      return { title: "Perhaps a picture of a person", text: "This comparison accepts only live people in front of the camera." };
+      return {
+        title: "Perhaps a picture of a person",
+        text: "This comparison accepts only live people in front of the camera.",
+      };
   }
 }
 
@@ -278,7 +292,13 @@ export const mayPass = (error) => [0, 401, 403, 429].includes(error.status) || e
 
 /** An API problem in words for console users. */
 export function problem(error) {
-  return PROBLEMS[error.code]?.(error.document ?? {}) ?? { title: error.title, text: sentence(error.message), remedy: error.remedy };
+  return (
+    PROBLEMS[error.code]?.(error.document ?? {}) ?? {
+      title: error.title,
+      text: sentence(error.message),
+      remedy: error.remedy,
+    }
+  );
 }
 
 /** A refused item of a job or an import, in whole sentences: what happened, and what to do. */
@@ -297,30 +317,74 @@ function sentence(text = "") {
 
 const say = (title, text, remedy) => ({ title, text, remedy });
 const PROBLEMS = {
-  no_face: () => say("No face found", "The photo shows no usable face.", "Take a photo with an upright, visible and large face."),
+  no_face: () =>
+    say("No face found", "The photo shows no usable face.", "Take a photo with an upright, visible and large face."),
   several_faces: () => say("Several faces", "The photo shows more than one person.", "Choose the face to enroll."),
   duplicate_subject: (d) =>
     d.subject
-      ? say("Already enrolled under another name", `This face looks like “${d.subject}”.`, "If it is the same person, add the photo there.")
-      : say("Already enrolled under another name", "This face looks like another enrolled person.", "Ask a user whose key can read the gallery."),
+      ? say(
+          "Already enrolled under another name",
+          `This face looks like “${d.subject}”.`,
+          "If it is the same person, add the photo there.",
+        )
+      : say(
+          "Already enrolled under another name",
+          "This face looks like another enrolled person.",
+          "Ask a user whose key can read the gallery.",
+        ),
   inconsistent_template: () =>
-    say("Unlike the other photos", "This face does not look like this person’s other photos.", "Check that it is the right person."),
+    say(
+      "Unlike the other photos",
+      "This face does not look like this person’s other photos.",
+      "Check that it is the right person.",
+    ),
   low_quality: ({ reasons = [], quality: measured }) => {
     const outside = measured ? qualities({ ...measured, reasons }).filter(([, , fine]) => !fine) : [];
     const values = outside.map(([name, value]) => `${name}: ${value}`).join("; ");
     const why = reasons.map((name) => reason(name, { quality: measured }));
-    return say("Not a good photo", join(...(why.length ? why : ["This face would often be missed or confused with others."]), values && `(${values}.)`), "Use a sharper, brighter, more frontal photo.");
+    return say(
+      "Not a good photo",
+      join(
+        ...(why.length ? why : ["This face would often be missed or confused with others."]),
+        values && `(${values}.)`,
+      ),
+      "Use a sharper, brighter, more frontal photo.",
+    );
   },
-  not_live: () => say("Perhaps a picture of a person", "This gallery enrolls only live people in front of the camera.", "Take a photo of the person, with space around the face."),
+  not_live: () =>
+    say(
+      "Perhaps a picture of a person",
+      "This gallery enrolls only live people in front of the camera.",
+      "Take a photo of the person, with space around the face.",
+    ),
   overloaded: () => say("The service is busy", "It has too many requests.", "Try again in a moment."),
   forbidden: (d) =>
     d.scope
-      ? say("This key lacks a permission", `The request needs a key with the scope “${d.scope}”.`, "Use another key, or ask the operator of the service for one.")
-      : say("This key lacks a permission", "The request needs a key for all galleries.", "Use another key, or ask the operator of the service for one."),
+      ? say(
+          "This key lacks a permission",
+          `The request needs a key with the scope “${d.scope}”.`,
+          "Use another key, or ask the operator of the service for one.",
+        )
+      : say(
+          "This key lacks a permission",
+          "The request needs a key for all galleries.",
+          "Use another key, or ask the operator of the service for one.",
+        ),
   unauthorized: () => say("A key is needed", "This service needs an API key.", "Enter it under “Your key”."),
-  gallery_not_found: () => say("No such gallery", "No gallery has this name, or the key is not valid for it.", "Choose another gallery."),
-  subject_not_found: () => say("No such person", "No enrolled person has this id.", "The person may have been deleted. See the list of people."),
-  subject_exists: () => say("This id is taken", "Another person has this id. Nothing was changed.", "Choose another id, or add the photo there."),
+  gallery_not_found: () =>
+    say("No such gallery", "No gallery has this name, or the key is not valid for it.", "Choose another gallery."),
+  subject_not_found: () =>
+    say(
+      "No such person",
+      "No enrolled person has this id.",
+      "The person may have been deleted. See the list of people.",
+    ),
+  subject_exists: () =>
+    say(
+      "This id is taken",
+      "Another person has this id. Nothing was changed.",
+      "Choose another id, or add the photo there.",
+    ),
 };
 
 /** An id for a name: `ada-lovelace` for “Ada Lovelace”. Letters of all scripts stay. */
@@ -343,7 +407,8 @@ const INVISIBLE =
 export function idRefusal(id) {
   if (/[/\\]/.test(id)) return "An id cannot contain slashes.";
   if (id === "." || id === "..") return "An id cannot be “.” or “..”.";
-  if (INVISIBLE.test(id) || /\p{Noncharacter_Code_Point}/u.test(id)) return "An id can contain only visible characters and plain spaces.";
+  if (INVISIBLE.test(id) || /\p{Noncharacter_Code_Point}/u.test(id))
+    return "An id can contain only visible characters and plain spaces.";
   return null;
 }
 
@@ -361,7 +426,8 @@ export function tags(text) {
 }
 
 /** The inverse of `tags`. */
-export const typedTags = (list) => list.map((one) => (/^"|,|^\s|\s$/.test(one) ? `"${one.replaceAll('"', '""')}"` : one)).join(", ");
+export const typedTags = (list) =>
+  list.map((one) => (/^"|,|^\s|\s$/.test(one) ? `"${one.replaceAll('"', '""')}"` : one)).join(", ");
 
 /** A metadata value as typed text: plain, or JSON if plain text would be read as another value. */
 export function typed(value) {
@@ -382,7 +448,9 @@ export function readTyped(text) {
  * it. */
 export function parsed(text) {
   const kept = (_, value, context) =>
-    typeof value === "number" && JSON.rawJSON && context?.source !== String(value) ? JSON.rawJSON(context.source) : value;
+    typeof value === "number" && JSON.rawJSON && context?.source !== String(value)
+      ? JSON.rawJSON(context.source)
+      : value;
   return JSON.parse(text, kept);
 }
 

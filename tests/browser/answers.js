@@ -13,7 +13,8 @@ if (location.pathname.endsWith("/console")) {
       const get = (target, name) => {
         if (typeof name === "symbol") return target[name];
         const inside = Array.isArray(target) ? at : `${at}.${name}`;
-        if (!(name in target) && !Array.isArray(target) && !LANGUAGE.includes(name)) console.debug(`no field ${request} ${inside}`);
+        if (!(name in target) && !Array.isArray(target) && !LANGUAGE.includes(name))
+          console.debug(`no field ${request} ${inside}`);
         return Object.hasOwn(target, name) ? watched(target[name], request, inside) : target[name];
       };
       const proxy = new Proxy(value, { get });

@@ -9,7 +9,11 @@ const UNADDRESSABLE = ["", ".", "..", "g/subjects/p", "a\\b", "a\nb", "\u001b[2J
 test("ids that change the address are refused", () => {
   for (const id of UNADDRESSABLE) {
     for (const path of [() => galleryPath(id), () => subjectPath("g", id), () => templatePath("g", "ada", id)])
-      assert.throws(path, (problem) => problem instanceof Problem && problem.code === "invalid_request", JSON.stringify(id));
+      assert.throws(
+        path,
+        (problem) => problem instanceof Problem && problem.code === "invalid_request",
+        JSON.stringify(id),
+      );
   }
 });
 

@@ -26,7 +26,8 @@ function webp(orientation, { little = true, prefix = "", keep = Infinity } = {})
 }
 
 test("orientation is read in both byte orders, with and without the JPEG prefix", () => {
-  for (const little of [true, false]) for (const prefix of ["", "Exif\0\0"]) assert.equal(orientationOfWebp(webp(6, { little, prefix })), 6);
+  for (const little of [true, false])
+    for (const prefix of ["", "Exif\0\0"]) assert.equal(orientationOfWebp(webp(6, { little, prefix })), 6);
 });
 
 test("orientation is 1 without WebP, without EXIF and if truncated", () => {
@@ -41,7 +42,12 @@ test("corners map to corners", () => {
   for (let orientation = 1; orientation <= 8; orientation += 1) {
     const [a, b, c, d, e, f] = upright(orientation, width, height);
     const sides = orientation < 5 ? [width, height] : [height, width];
-    const corners = [[0, 0], [width, 0], [0, height], [width, height]].map(([x, y]) => `${a * x + c * y + e},${b * x + d * y + f}`);
+    const corners = [
+      [0, 0],
+      [width, 0],
+      [0, height],
+      [width, height],
+    ].map(([x, y]) => `${a * x + c * y + e},${b * x + d * y + f}`);
     const [w, h] = sides;
     assert.deepEqual(new Set(corners), new Set(["0,0", `${w},0`, `0,${h}`, `${w},${h}`]));
   }

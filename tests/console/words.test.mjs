@@ -63,8 +63,14 @@ test("an identified person is named, with the probability for strangers", () => 
 test("a remembered stranger is told with the visits", () => {
   const unknown = { outcome: "unknown", candidates: [], reasons: [] };
   const stranger = { id: "c1f7a3d95b0e4c6f8a2d7e9b3f5a1c08", seen_count: 1 };
-  assert.match(words.identity({ ...unknown, stranger }, "door", 2).text, /Remembered as stranger c1f7a3d9, seen once\./);
-  assert.match(words.identity({ ...unknown, stranger: { ...stranger, seen_count: 3 } }, "door", 2).text, /seen 3 times\./);
+  assert.match(
+    words.identity({ ...unknown, stranger }, "door", 2).text,
+    /Remembered as stranger c1f7a3d9, seen once\./,
+  );
+  assert.match(
+    words.identity({ ...unknown, stranger: { ...stranger, seen_count: 3 } }, "door", 2).text,
+    /seen 3 times\./,
+  );
   assert.doesNotMatch(words.identity(unknown, "door", 2).text, /Remembered/);
 });
 
@@ -76,12 +82,26 @@ test("uncertain means low similarity or two similar people", () => {
 });
 
 test("a person in another face of the photo is no second name", () => {
-  const elsewhere = found({ outcome: "uncertain", similarity: 0.9, subject: undefined, reasons: ["same_person_elsewhere"] });
+  const elsewhere = found({
+    outcome: "uncertain",
+    similarity: 0.9,
+    subject: undefined,
+    reasons: ["same_person_elsewhere"],
+  });
   assert.equal(words.identity(elsewhere, "staff").title, "Perhaps Ada Lovelace");
-  assert.deepEqual(words.peopleToCompare(elsewhere).map((one) => one.subject), ["ada"]);
-  assert.equal(words.reason("same_person_elsewhere", null, null, 2), "Face 2 of this photo is more likely the nearest person.");
+  assert.deepEqual(
+    words.peopleToCompare(elsewhere).map((one) => one.subject),
+    ["ada"],
+  );
+  assert.equal(
+    words.reason("same_person_elsewhere", null, null, 2),
+    "Face 2 of this photo is more likely the nearest person.",
+  );
   const moved = found({ subject: "grace", name: null });
-  assert.deepEqual(words.peopleToCompare(moved).map((one) => one.subject), ["grace"]);
+  assert.deepEqual(
+    words.peopleToCompare(moved).map((one) => one.subject),
+    ["grace"],
+  );
 });
 
 test("a box has a name, and a question if the result is uncertain", () => {
@@ -107,13 +127,24 @@ test("a known stranger is told whom the face resembles", () => {
 
 test("unknown has a reason", () => {
   assert.match(words.identity(found({ outcome: "unknown" }), "staff").text, /similar enough to/);
-  assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff", 0).text, /no enrolled people yet/);
+  assert.match(
+    words.identity(found({ outcome: "unknown", candidates: [] }), "staff", 0).text,
+    /no enrolled people yet/,
+  );
   assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff", 7).text, /similar enough to/);
   assert.match(words.identity(found({ outcome: "unknown", reasons: ["risk_out_of_reach"] }), "staff").text, /so small/);
 });
 
 test("each outcome of the API has a label, an icon and a sentence", () => {
-  for (const outcome of ["identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness", "error"]) {
+  for (const outcome of [
+    "identified",
+    "uncertain",
+    "unknown",
+    "no_face",
+    "rejected_quality",
+    "rejected_liveness",
+    "error",
+  ]) {
     assert.ok(words.OUTCOMES[outcome].label && words.OUTCOMES[outcome].icon);
     assert.ok(words.identity(found({ outcome, error: { detail: "damaged" } }), "staff").text);
   }
@@ -126,7 +157,10 @@ test("each outcome of the API has a label, an icon and a sentence", () => {
 test("a comparison is described in words", () => {
   const sides = { a: { face_count: 1 }, b: { face_count: 0 } };
   const same = words.pair({ outcome: "same", false_match_probability: 0.0001, ...sides });
-  assert.deepEqual(same, { title: "The same person", text: "Two different people are this similar about once in 10,000 pairs." });
+  assert.deepEqual(same, {
+    title: "The same person",
+    text: "Two different people are this similar about once in 10,000 pairs.",
+  });
   assert.match(words.pair({ outcome: "no_face", ...sides }).text, /no face in the second\./);
 });
 
@@ -142,12 +176,16 @@ test("the misses of a recognizer name the pack that misses fewer", () => {
     words.misses({ display_name: "Kith compact", misses: [found] }),
     "With 100 people enrolled by one photo each, Kith compact misses about 9.1% of their other photos; the pack other misses 3.2% (“kith models pull other”).",
   );
-  assert.match(words.misses({ display_name: "Other", misses: [{ ...found, better: null }] }), /9\.1% of their other photos\.$/);
+  assert.match(
+    words.misses({ display_name: "Other", misses: [{ ...found, better: null }] }),
+    /9\.1% of their other photos\.$/,
+  );
   assert.equal(words.misses({ display_name: "Uncalibrated", misses: [] }), "");
 });
 
 test("metadata values survive display and parsing", () => {
-  for (const value of ["Ada", "12", 12, true, "true", null, { a: [1] }, "", " x", '"q"']) assert.deepEqual(words.readTyped(words.typed(value)), value);
+  for (const value of ["Ada", "12", 12, true, "true", null, { a: [1] }, "", " x", '"q"'])
+    assert.deepEqual(words.readTyped(words.typed(value)), value);
 });
 
 test("a quality problem comes with a remedy", () => {
@@ -161,7 +199,10 @@ test("a quality problem comes with a remedy", () => {
 });
 
 test("several faces have a summary", () => {
-  assert.equal(words.summary([found({}), found({ outcome: "unknown" }), found({ outcome: "unknown" })]), "3 faces: 1 known, 2 strangers.");
+  assert.equal(
+    words.summary([found({}), found({ outcome: "unknown" }), found({ outcome: "unknown" })]),
+    "3 faces: 1 known, 2 strangers.",
+  );
   assert.equal(words.summary([{ outcome: "no_face" }]), "No face found.");
 });
 
@@ -177,12 +218,23 @@ test("an id is derived from a name in any script", () => {
 test("problems have texts for users; unknown ones keep the text of the service", () => {
   assert.match(words.problem({ code: "duplicate_subject", document: { subject: "grace" } }).text, /grace/);
   assert.match(words.problem({ code: "forbidden", document: { scope: "enroll" } }).text, /“enroll”/);
-  assert.equal(words.problem({ code: "new", title: "T", message: "no space is left", remedy: "R" }).text, "No space is left.");
+  assert.equal(
+    words.problem({ code: "new", title: "T", message: "no space is left", remedy: "R" }).text,
+    "No space is left.",
+  );
 });
 
 test("a refused item gets whole sentences", () => {
-  const several = { code: "several_faces", title: "Several", detail: "the photo shows 6 faces", remedy: "Set 'face' to 'largest'." };
-  assert.deepEqual(words.refusal(several), ["The photo shows 6 faces.", "Retry it with the largest face, or use a photo of one person."]);
+  const several = {
+    code: "several_faces",
+    title: "Several",
+    detail: "the photo shows 6 faces",
+    remedy: "Set 'face' to 'largest'.",
+  };
+  assert.deepEqual(words.refusal(several), [
+    "The photo shows 6 faces.",
+    "Retry it with the largest face, or use a photo of one person.",
+  ]);
   const field = { code: "new", title: "T", detail: "subject: not a text", remedy: "" };
   assert.deepEqual(words.refusal(field), ["Subject: not a text.", ""]);
   assert.deepEqual(words.refusal({ ...field, detail: "risk.fpir is above 1" })[0], "risk.fpir is above 1.");
@@ -205,8 +257,32 @@ test("numbers beyond a double and outer spaces are kept", () => {
 });
 
 test("invalid ids are refused with a reason", () => {
-  for (const id of ["a/b", "a\\b", ".", "..", "a\u0000b", "a\u200bb", "a\u00a0b", "a\u202eb", "a\ufeffb", "a\u{1ffff}b"]) assert.notEqual(words.idRefusal(id), null);
-  for (const id of ["ada", "...", "ada lovelace", "山田", "<b>", "山田\u3000太郎", "می\u200cخواهم", "👩\u200d💻", "\u{1fae9}", "\u{1facb}"]) assert.equal(words.idRefusal(id), null);
+  for (const id of [
+    "a/b",
+    "a\\b",
+    ".",
+    "..",
+    "a\u0000b",
+    "a\u200bb",
+    "a\u00a0b",
+    "a\u202eb",
+    "a\ufeffb",
+    "a\u{1ffff}b",
+  ])
+    assert.notEqual(words.idRefusal(id), null);
+  for (const id of [
+    "ada",
+    "...",
+    "ada lovelace",
+    "山田",
+    "<b>",
+    "山田\u3000太郎",
+    "می\u200cخواهم",
+    "👩\u200d💻",
+    "\u{1fae9}",
+    "\u{1facb}",
+  ])
+    assert.equal(words.idRefusal(id), null);
 });
 
 test("a failed lookup has a reason", () => {

@@ -28,7 +28,11 @@ export function render({ gallery }, signal) {
       shown = JSON.stringify(data);
       return data.some((one) => one.state === "grouping");
     } catch (error) {
-      if (error.name !== "AbortError" && first) fill(body, problemBox(error, () => look()));
+      if (error.name !== "AbortError" && first)
+        fill(
+          body,
+          problemBox(error, () => look()),
+        );
       throw error;
     }
   }, signal);
@@ -36,7 +40,12 @@ export function render({ gallery }, signal) {
   return h(
     "div",
     { class: "page" },
-    galleryHeading(gallery, "albums", "Photos without names: Kith finds who is in them, and you name the people.", button("New album", start, { kind: "primary", icon: "plus" })),
+    galleryHeading(
+      gallery,
+      "albums",
+      "Photos without names: Kith finds who is in them, and you name the people.",
+      button("New album", start, { kind: "primary", icon: "plus" }),
+    ),
     look.note,
     body,
   );
@@ -57,8 +66,22 @@ function list(gallery, albums, start) {
       h(
         "li",
         { class: "card" },
-        h("h2", {}, h("a", { href: `#/galleries/${encodeURIComponent(gallery)}/albums/${one.id}` }, `Album of ${when(one.created_at)}`)),
-        h("p", {}, one.state === "ready" ? `${counted(one.photo_count, "photo")}, ${counted(one.group_count, "group")}, ${counted(one.single_count, "single face")}` : h("span", { class: "outcome unknown" }, icon("jobs"), "finding faces")),
+        h(
+          "h2",
+          {},
+          h(
+            "a",
+            { href: `#/galleries/${encodeURIComponent(gallery)}/albums/${one.id}` },
+            `Album of ${when(one.created_at)}`,
+          ),
+        ),
+        h(
+          "p",
+          {},
+          one.state === "ready"
+            ? `${counted(one.photo_count, "photo")}, ${counted(one.group_count, "group")}, ${counted(one.single_count, "single face")}`
+            : h("span", { class: "outcome unknown" }, icon("jobs"), "finding faces"),
+        ),
         h("p", { class: "hint" }, `Is deleted ${when(one.expires_at)}.`),
       ),
     ),
@@ -68,8 +91,17 @@ function list(gallery, albums, start) {
 /** Ask for photos or an archive, and send them. */
 function begin(gallery) {
   const leaving = new AbortController();
-  const files = h("input", { type: "file", multiple: true, accept: `image/*,.heic,.heif,.avif,${ARCHIVES}`, required: true });
-  const risk = h("select", {}, RISKS.map(([value, told]) => h("option", { value }, told)));
+  const files = h("input", {
+    type: "file",
+    multiple: true,
+    accept: `image/*,.heic,.heif,.avif,${ARCHIVES}`,
+    required: true,
+  });
+  const risk = h(
+    "select",
+    {},
+    RISKS.map(([value, told]) => h("option", { value }, told)),
+  );
   const told = h("div", { role: "status" });
   const bar = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Upload" });
   const submit = h("button", { type: "submit", class: "button primary" }, "Start");
@@ -82,11 +114,23 @@ function begin(gallery) {
     const archive = type ? only : packed(files.files);
     const onProgress = (share) => {
       bar.value = share;
-      fill(told, h("p", { class: "hint" }, share < 1 ? `${bytes(share * archive.size)} of ${bytes(archive.size)} sent` : "Sent."));
+      fill(
+        told,
+        h(
+          "p",
+          { class: "hint" },
+          share < 1 ? `${bytes(share * archive.size)} of ${bytes(archive.size)} sent` : "Sent.",
+        ),
+      );
     };
     try {
       const query = { risk: risk.value };
-      const job = await upload(`${galleryPath(gallery)}/albums`, archive, { query, type: type ?? "application/x-tar", onProgress, signal: leaving.signal });
+      const job = await upload(`${galleryPath(gallery)}/albums`, archive, {
+        query,
+        type: type ?? "application/x-tar",
+        onProgress,
+        signal: leaving.signal,
+      });
       box.close();
       location.hash = `#/galleries/${encodeURIComponent(gallery)}/albums/${job.id}`;
     } catch (error) {
@@ -102,10 +146,19 @@ function begin(gallery) {
       "form",
       { onSubmit: send },
       field("Photos", files, "Many photos, or one zip, tar, tar.gz or tar.zst of them. At most 20,000."),
-      field("How careful", risk, "A careful album puts fewer strangers into one group, and splits more people into several."),
+      field(
+        "How careful",
+        risk,
+        "A careful album puts fewer strangers into one group, and splits more people into several.",
+      ),
       bar,
       told,
-      h("div", { class: "actions end" }, h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"), submit),
+      h(
+        "div",
+        { class: "actions end" },
+        h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"),
+        submit,
+      ),
     ),
   );
   box.addEventListener("close", () => leaving.abort());

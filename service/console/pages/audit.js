@@ -21,7 +21,13 @@ export function render(params, signal) {
   );
   const gallery = h("input", { type: "text", value: params.gallery ?? "", autocomplete: "off", spellcheck: false });
   const since = h("input", { type: "date", value: params.since ?? "" });
-  const actor = h("input", { type: "text", value: params.actor ?? "", autocomplete: "off", spellcheck: false, placeholder: "key:3f2a9c01d2e4" });
+  const actor = h("input", {
+    type: "text",
+    value: params.actor ?? "",
+    autocomplete: "off",
+    spellcheck: false,
+    placeholder: "key:3f2a9c01d2e4",
+  });
   const person = h("input", { type: "text", value: params.subject ?? "", autocomplete: "off", spellcheck: false });
   const until = h("input", { type: "date", value: params.until ?? "" });
   const body = h("div", {});
@@ -79,13 +85,19 @@ async function lines({ event, gallery, subject, actor, since, until }, signal) {
   // Keys for some galleries can read only those.
   const path = gallery ? `${galleryPath(gallery)}/audit` : "/v1/audit";
   const about = gallery ? { subject: subject || null } : {};
-  const query = { ...about, event: event || null, actor: actor || null, since: midnight(since), until: midnight(until, 1), limit: PAGE };
+  const query = {
+    ...about,
+    event: event || null,
+    actor: actor || null,
+    since: midnight(since),
+    until: midnight(until, 1),
+    limit: PAGE,
+  };
   const place = h("div", { class: "stack audit" });
   const names = new Map(); // of keys, by their ids
   const more = async (cursor) => {
     const page = await call("GET", path, { query: { ...query, cursor }, signal });
-    if (page.data.length === 0 && !cursor)
-      return empty("docs", "No matching lines", "Change the filters.");
+    if (page.data.length === 0 && !cursor) return empty("docs", "No matching lines", "Change the filters.");
     if (!gallery && names.size === 0 && page.data.some((line) => line.actor.startsWith("key:")))
       for (const key of await all("/v1/keys", { query: { ended: true }, signal })) names.set(key.id, key.name);
     place.querySelector(":scope > .actions")?.remove();
@@ -123,14 +135,24 @@ function runs(lines, event) {
 
 const row = ([line, ...more], names) => [
   toTheSecond(line.at),
-  h("span", { title: `${line.event}: ${line.outcome}` }, more.length > 0 ? `Threshold of “${line.gallery}” changed ${whole(1 + more.length)} times.` : sentence(line)),
+  h(
+    "span",
+    { title: `${line.event}: ${line.outcome}` },
+    more.length > 0 ? `Threshold of “${line.gallery}” changed ${whole(1 + more.length)} times.` : sentence(line),
+  ),
   h("span", { title: line.actor }, actor(line.actor, names)),
   more.length > 0
-    ? h("details", {}, h("summary", {}, `since ${toTheSecond(more.at(-1).at)}`), h("pre", {}, [line, ...more].map(moved).join("\n")))
+    ? h(
+        "details",
+        {},
+        h("summary", {}, `since ${toTheSecond(more.at(-1).at)}`),
+        h("pre", {}, [line, ...more].map(moved).join("\n")),
+      )
     : particulars({ ...(line.subject && { subject: line.subject }), ...line.details }),
 ];
 
-const moved = ({ at, details: { before, after, reason } }) => `${toTheSecond(at)}: ${before?.threshold ?? "none"} → ${after?.threshold ?? "none"}${reason ? ` (${reason})` : ""}`;
+const moved = ({ at, details: { before, after, reason } }) =>
+  `${toTheSecond(at)}: ${before?.threshold ?? "none"} → ${after?.threshold ?? "none"}${reason ? ` (${reason})` : ""}`;
 
 const ACTORS = { operator: "Operator", anonymous: "Without a key", service: "Kith itself" };
 const actor = (name, names) => ACTORS[name] ?? names.get(name.replace("key:", "")) ?? name.replace("key:", "Key ");

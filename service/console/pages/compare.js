@@ -45,7 +45,15 @@ function desk(known, params, signal) {
     const now = gallery === undefined ? null : riskOf(known, gallery);
     if (strictness && now === own) return;
     own = now;
-    fill(risks, (strictness = riskField(choose, { own, chosen, pairs: PAIRS, hint: "Wrong matches per pair of different people." })));
+    fill(
+      risks,
+      (strictness = riskField(choose, {
+        own,
+        chosen,
+        pairs: PAIRS,
+        hint: "Wrong matches per pair of different people.",
+      })),
+    );
   }
 
   function choose() {
@@ -89,7 +97,18 @@ function desk(known, params, signal) {
     { signal },
   );
   fill(answer, invitation());
-  return h("div", { class: "stack wide" }, h("div", { class: "pair-of-sides" }, sides.map((one) => one.element)), h("div", { class: "choices" }, risks), live, answer);
+  return h(
+    "div",
+    { class: "stack wide" },
+    h(
+      "div",
+      { class: "pair-of-sides" },
+      sides.map((one) => one.element),
+    ),
+    h("div", { class: "choices" }, risks),
+    live,
+    answer,
+  );
 }
 
 /** The gallery's risk per comparison in words; null if its risk is per search. `known`: the galleries, or null if the key
@@ -100,7 +119,17 @@ function riskOf(known, name) {
   return risk && risk.fpir === undefined ? words.riskBriefly(risk) : null;
 }
 
-const invitation = () => h("section", { class: "card" }, h("h2", {}, "Choose both sides"), h("p", {}, "The answer is: same person, different people, or not sure. It says how often two different people are this similar."));
+const invitation = () =>
+  h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "Choose both sides"),
+    h(
+      "p",
+      {},
+      "The answer is: same person, different people, or not sure. It says how often two different people are this similar.",
+    ),
+  );
 
 /** One side: a photo or an enrolled person. */
 function side(name, known, signal, onChange) {
@@ -120,7 +149,13 @@ function side(name, known, signal, onChange) {
   });
   const told = h("p", { class: "hint", role: "status" });
   const element = h("fieldset", { class: "card stack" });
-  const pick = picker(take, { signal, multiple: false, within: element, title: "Drop a photo here", label: `The ${name.toLowerCase()} photo` });
+  const pick = picker(take, {
+    signal,
+    multiple: false,
+    within: element,
+    title: "Drop a photo here",
+    label: `The ${name.toLowerCase()} photo`,
+  });
 
   async function take([file]) {
     photo = await open(file, signal);
@@ -145,13 +180,21 @@ function side(name, known, signal, onChange) {
   function show(seen) {
     if (asPerson.checked) return fill(place, gallery, find, told);
     if (!photo) return fill(place, pick);
-    if (seen?.face && !photo.width) Object.assign(photo, { width: seen.face.box[2] * 1.3, height: seen.face.box[3] * 1.3 });
-    const picture = photo.drawable || seen?.face ? stage(photo, seen?.face ? [{ face: seen.face, outcome: "chosen" }] : [], { alt: photo.file.name }) : h("div", { class: "undrawable empty" }, icon("photo"), h("p", {}, photo.file.name));
+    if (seen?.face && !photo.width)
+      Object.assign(photo, { width: seen.face.box[2] * 1.3, height: seen.face.box[3] * 1.3 });
+    const picture =
+      photo.drawable || seen?.face
+        ? stage(photo, seen?.face ? [{ face: seen.face, outcome: "chosen" }] : [], { alt: photo.file.name })
+        : h("div", { class: "undrawable empty" }, icon("photo"), h("p", {}, photo.file.name));
     fill(
       place,
       picture,
       seen?.face_count > 1 && h("p", { class: "hint" }, `Kith compared the largest of ${seen.face_count} faces.`),
-      h("div", { class: "actions" }, button("Another photo", () => ((photo = null), show(), onChange()), { icon: "close", kind: "quiet" })),
+      h(
+        "div",
+        { class: "actions" },
+        button("Another photo", () => ((photo = null), show(), onChange()), { icon: "close", kind: "quiet" }),
+      ),
     );
   }
   for (const one of [asPhoto, asPerson])
@@ -164,7 +207,13 @@ function side(name, known, signal, onChange) {
   fill(
     element,
     h("legend", { class: "side-name" }, name),
-    known?.length !== 0 && h("div", { class: "row" }, h("label", { class: "check" }, asPhoto, "A photo"), h("label", { class: "check" }, asPerson, "An enrolled person")),
+    known?.length !== 0 &&
+      h(
+        "div",
+        { class: "row" },
+        h("label", { class: "check" }, asPhoto, "A photo"),
+        h("label", { class: "check" }, asPerson, "An enrolled person"),
+      ),
     place,
   );
   return {

@@ -15,7 +15,10 @@ export function render(params, signal) {
   return h(
     "div",
     { class: "page" },
-    heading("Enroll", "Add photos of a person, so that searches find them. Two or three different photos are better than one."),
+    heading(
+      "Enroll",
+      "Add photos of a person, so that searches find them. Two or three different photos are better than one.",
+    ),
     loading(async () => {
       const known = await galleries(signal);
       if (known?.length === 0)
@@ -32,10 +35,30 @@ export function render(params, signal) {
 
 // Overrides of refusals: option, label, question, consequence.
 const ANYWAY = {
-  duplicate_subject: ["allow_duplicate", "They are two people: enroll anyway", "Are they two different people?", "Both are enrolled. If they are one person, searches find two names for one face."],
-  inconsistent_template: ["allow_inconsistent", "It is the same person: enroll anyway", "Is it the same person?", "A photo of another person under this name makes Kith confuse the two."],
-  low_quality: ["allow_low_quality", "Enroll anyway", "Enroll a photo of low quality?", "Low quality causes more missed and more wrong matches."],
-  not_live: ["allow_not_live", "Enroll anyway", "Enroll a picture of a person?", "Do this only for trusted photos, such as a passport photo."],
+  duplicate_subject: [
+    "allow_duplicate",
+    "They are two people: enroll anyway",
+    "Are they two different people?",
+    "Both are enrolled. If they are one person, searches find two names for one face.",
+  ],
+  inconsistent_template: [
+    "allow_inconsistent",
+    "It is the same person: enroll anyway",
+    "Is it the same person?",
+    "A photo of another person under this name makes Kith confuse the two.",
+  ],
+  low_quality: [
+    "allow_low_quality",
+    "Enroll anyway",
+    "Enroll a photo of low quality?",
+    "Low quality causes more missed and more wrong matches.",
+  ],
+  not_live: [
+    "allow_not_live",
+    "Enroll anyway",
+    "Enroll a picture of a person?",
+    "Do this only for trusted photos, such as a passport photo.",
+  ],
 };
 
 function desk(known, params, signal) {
@@ -48,7 +71,15 @@ function desk(known, params, signal) {
 
   async function take(files) {
     for (const file of files) {
-      const item = { photo: await open(file, signal), state: "looking", faces: null, chosen: null, problem: null, key: null, allowed: {} };
+      const item = {
+        photo: await open(file, signal),
+        state: "looking",
+        faces: null,
+        chosen: null,
+        problem: null,
+        key: null,
+        allowed: {},
+      };
       items.push(item);
       list.append((item.place = h("li", { class: "card" })));
       show(item);
@@ -84,7 +115,9 @@ function desk(known, params, signal) {
 
   function show(item) {
     fill(item.place, row(item));
-    const ready = items.filter((one) => one.state === "ready" && one.chosen !== -1 && (one.chosen !== null || one.faces === null));
+    const ready = items.filter(
+      (one) => one.state === "ready" && one.chosen !== -1 && (one.chosen !== null || one.faces === null),
+    );
     go.disabled = ready.length === 0;
     go.querySelector("span").textContent = ready.length > 1 ? `Enroll ${ready.length} photos` : "Enroll";
     item.ready = ready.includes(item);
@@ -106,23 +139,64 @@ function desk(known, params, signal) {
 
   function row(item) {
     const { photo, faces, chosen, state } = item;
-    const drop = state !== "busy" && state !== "enrolled" && button("Remove", () => remove(item), { kind: "quiet", icon: "close" });
+    const drop =
+      state !== "busy" &&
+      state !== "enrolled" &&
+      button("Remove", () => remove(item), { kind: "quiet", icon: "close" });
     drop && drop.classList.add("small");
     const picture = faces?.[chosen] ? thumbnail(photo, faces[chosen].box, 96) : preview(photo);
-    const line = (...content) => h("div", { class: "photo-row" }, picture, h("div", { class: "stack tight" }, h("p", { class: "file" }, photo.file.name), ...content));
+    const line = (...content) =>
+      h(
+        "div",
+        { class: "photo-row" },
+        picture,
+        h("div", { class: "stack tight" }, h("p", { class: "file" }, photo.file.name), ...content),
+      );
     if (state === "looking") return line(waitLine("Looking for faces…"));
     if (state === "busy") return line(waitLine("Enrolling…"));
-    if (state === "enrolled") return line(h("p", {}, h("span", { class: "outcome identified" }, icon("check"), "Enrolled"), ` A ${words.quality(item.score)} photo.`));
+    if (state === "enrolled")
+      return line(
+        h(
+          "p",
+          {},
+          h("span", { class: "outcome identified" }, icon("check"), "Enrolled"),
+          ` A ${words.quality(item.score)} photo.`,
+        ),
+      );
     if (state === "refused") return line(refusal(item, drop));
-    if (chosen === -1) return line(h("p", {}, h("strong", {}, "No face found. "), "The photo must show an upright, visible and large face."), h("div", { class: "actions" }, drop));
+    if (chosen === -1)
+      return line(
+        h("p", {}, h("strong", {}, "No face found. "), "The photo must show an upright, visible and large face."),
+        h("div", { class: "actions" }, drop),
+      );
     if (faces === null) return line(h("p", { class: "hint" }, "Ready."), h("div", { class: "actions" }, drop));
-    if (faces.length > 1 && chosen === null) return [h("h2", {}, `${faces.length} faces. Which one do you want to enroll?`), chooser(item), h("div", { class: "actions" }, drop)];
+    if (faces.length > 1 && chosen === null)
+      return [
+        h("h2", {}, `${faces.length} faces. Which one do you want to enroll?`),
+        chooser(item),
+        h("div", { class: "actions" }, drop),
+      ];
     const { quality } = faces[chosen];
-    const another = faces.length > 1 && photo.drawable && button("Another face", () => ((item.chosen = item.wanted = null), show(item)), { kind: "quiet" });
+    const another =
+      faces.length > 1 &&
+      photo.drawable &&
+      button("Another face", () => ((item.chosen = item.wanted = null), show(item)), { kind: "quiet" });
     another && another.classList.add("small");
     return line(
-      h("p", {}, `A ${words.quality(quality.score)} photo of a face.`, faces.length > 1 && !photo.drawable && " It is the largest face. This browser cannot show the file, so you cannot choose another one."),
-      quality.reasons.length > 0 && h("ul", { class: "bullets" }, quality.reasons.map((name) => h("li", {}, words.reason(name, faces[chosen])))),
+      h(
+        "p",
+        {},
+        `A ${words.quality(quality.score)} photo of a face.`,
+        faces.length > 1 &&
+          !photo.drawable &&
+          " It is the largest face. This browser cannot show the file, so you cannot choose another one.",
+      ),
+      quality.reasons.length > 0 &&
+        h(
+          "ul",
+          { class: "bullets" },
+          quality.reasons.map((name) => h("li", {}, words.reason(name, faces[chosen]))),
+        ),
       h("div", { class: "actions" }, another, drop),
     );
   }
@@ -147,23 +221,50 @@ function desk(known, params, signal) {
     const small = (element) => (element.classList.add("small"), element);
     const compared = () => other && beside(item, other);
     return [
-      h("p", { class: "refused", role: "alert" }, icon("warning"), h("span", {}, h("strong", {}, `${said.title}. `), said.text, " ", said.remedy)),
+      h(
+        "p",
+        { class: "refused", role: "alert" },
+        icon("warning"),
+        h("span", {}, h("strong", {}, `${said.title}. `), said.text, " ", said.remedy),
+      ),
       compared(),
       h(
         "div",
         { class: "actions" },
-        other && small(linkButton(`Show “${other}”`, `#/galleries/${encodeURIComponent(item.gallery)}/subjects/${encodeURIComponent(other)}`)),
-        other && small(button(`It is “${other}”: enroll it there`, () => ((item.state = "busy"), enrollOne(item, { ...item.person, id: other, label: other, fresh: false, about: null })))),
-        problem.code === "several_faces" && small(button("Enroll the largest", () => ((item.allowed.face = "largest"), again(item)))),
+        other &&
+          small(
+            linkButton(
+              `Show “${other}”`,
+              `#/galleries/${encodeURIComponent(item.gallery)}/subjects/${encodeURIComponent(other)}`,
+            ),
+          ),
+        other &&
+          small(
+            button(
+              `It is “${other}”: enroll it there`,
+              () => (
+                (item.state = "busy"),
+                enrollOne(item, { ...item.person, id: other, label: other, fresh: false, about: null })
+              ),
+            ),
+          ),
+        problem.code === "several_faces" &&
+          small(button("Enroll the largest", () => ((item.allowed.face = "largest"), again(item)))),
         allow &&
           small(
             button(label, async () => {
-              if (!(await confirmed({ title: question, text: meaning, shown: compared(), yes: "Enroll", danger: false }))) return;
+              if (
+                !(await confirmed({ title: question, text: meaning, shown: compared(), yes: "Enroll", danger: false }))
+              )
+                return;
               item.allowed[allow] = true;
               again(item);
             }),
           ),
-        words.mayPass(problem) && small(button("Try again", () => (item.person ? again(item) : ((item.state = "looking"), show(item), look(item))))),
+        words.mayPass(problem) &&
+          small(
+            button("Try again", () => (item.person ? again(item) : ((item.state = "looking"), show(item), look(item)))),
+          ),
         drop,
       ),
     ];
@@ -179,7 +280,10 @@ function desk(known, params, signal) {
     if (!pictures.has(item.gallery)) pictures.set(item.gallery, new Pictures(item.gallery, signal));
     const { photo, faces, chosen } = item;
     const face = faces?.[chosen] ? thumbnail(photo, faces[chosen].box, 96) : preview(photo);
-    return sides([["This photo", face], [subject, pictures.get(item.gallery).person(subject, `Stored picture of ${subject}`)]]);
+    return sides([
+      ["This photo", face],
+      [subject, pictures.get(item.gallery).person(subject, `Stored picture of ${subject}`)],
+    ]);
   }
 
   const again = (item) => enrollOne(item, item.person);
@@ -207,7 +311,13 @@ function desk(known, params, signal) {
     const several = faces !== null && faces.length > 1;
     const cut = several && photo.drawable;
     try {
-      const file = cut ? await cropped(photo, faces[chosen], faces.filter((_, i) => i !== chosen)) : photo.file;
+      const file = cut
+        ? await cropped(
+            photo,
+            faces[chosen],
+            faces.filter((_, i) => i !== chosen),
+          )
+        : photo.file;
       const options = { ...(several && { face: "largest" }), ...item.allowed };
       // Without `signal`: leaving the page must not interrupt the enrollment before the name is set.
       const headers = { "Idempotency-Key": item.key, ...(person.fresh && { "If-None-Match": "*" }) };
@@ -236,7 +346,8 @@ function desk(known, params, signal) {
   }
 
   /** The person objects of all photos with the same person. Each click on “Enroll” reads the form again. */
-  const same = ({ gallery, id }) => items.map((item) => item.person).filter((one) => one?.gallery === gallery && one.id === id);
+  const same = ({ gallery, id }) =>
+    items.map((item) => item.person).filter((one) => one?.gallery === gallery && one.id === id);
 
   /** Save the typed data of the person. After an error it is saved with the next photo, or by the button. */
   async function describe(person) {
@@ -274,8 +385,21 @@ function desk(known, params, signal) {
           "div",
           {},
           h("h2", {}, owed ? `${person.label} is enrolled without the other data` : `${person.label} is enrolled`),
-          h("p", {}, owed ? `The id in “${person.gallery}” is “${person.id}”. Name, tags and other fields are not saved yet.` : `Searches in “${person.gallery}” now find this person.`),
-          h("div", { class: "actions" }, owed && button("Save the other data", () => repeat(person), { kind: "primary" }), linkButton("Show person", at), linkButton("Try it: identify", `#/identify?gallery=${encodeURIComponent(person.gallery)}`), button("Enroll another person", next)),
+          h(
+            "p",
+            {},
+            owed
+              ? `The id in “${person.gallery}” is “${person.id}”. Name, tags and other fields are not saved yet.`
+              : `Searches in “${person.gallery}” now find this person.`,
+          ),
+          h(
+            "div",
+            { class: "actions" },
+            owed && button("Save the other data", () => repeat(person), { kind: "primary" }),
+            linkButton("Show person", at),
+            linkButton("Try it: identify", `#/identify?gallery=${encodeURIComponent(person.gallery)}`),
+            button("Enroll another person", next),
+          ),
         ),
       ),
     );
@@ -301,7 +425,19 @@ function desk(known, params, signal) {
     "div",
     { class: "columns" },
     h("div", { class: "stack" }, pick, list),
-    h("div", { class: "stack" }, h("section", { class: "card", "aria-label": "Person" }, h("h2", {}, "Person"), who.element, h("div", { class: "actions" }, go)), told, done),
+    h(
+      "div",
+      { class: "stack" },
+      h(
+        "section",
+        { class: "card", "aria-label": "Person" },
+        h("h2", {}, "Person"),
+        who.element,
+        h("div", { class: "actions" }, go),
+      ),
+      told,
+      done,
+    ),
   );
 }
 
@@ -320,7 +456,13 @@ function whoForm(known, params, signal) {
   const fresh = h("input", { type: "radio", name: group, checked: params.subject === undefined });
   const there = h("input", { type: "radio", name: group, checked: params.subject !== undefined });
   const problem = h("p", { class: "refused", role: "alert" });
-  const newFields = h("div", { class: "stack" }, about.elements[0], field("Id", id, "What other programs call them; it cannot be changed later."), about.elements.slice(1));
+  const newFields = h(
+    "div",
+    { class: "stack" },
+    about.elements[0],
+    field("Id", id, "What other programs call them; it cannot be changed later."),
+    about.elements.slice(1),
+  );
   const swap = () => {
     newFields.hidden = !fresh.checked;
     person.hidden = fresh.checked;
@@ -354,7 +496,11 @@ function whoForm(known, params, signal) {
   /** Report that the id is taken. Nothing was changed. */
   async function taken(wanted) {
     const name = (await holder(wanted))?.name;
-    return refuse(`The id “${wanted.id}” is taken${name ? ` by ${name}` : ""}.`, id, "If it is the same person, choose “Enrolled person”. Otherwise enter another id.");
+    return refuse(
+      `The id “${wanted.id}” is taken${name ? ` by ${name}` : ""}.`,
+      id,
+      "If it is the same person, choose “Enrolled person”. Otherwise enter another id.",
+    );
   }
 
   let owed = null; // a person created here whose typed data is not saved yet; the next attempt reuses the id
@@ -363,8 +509,23 @@ function whoForm(known, params, signal) {
     element: h(
       "div",
       { class: "stack" },
-      h("div", { class: "stack tight" }, gallery, known !== null && h("a", { class: "hint", href: "#/galleries?new=1" }, "Create another gallery")),
-      h("fieldset", {}, h("legend", { class: "unseen" }, "New or enrolled"), h("div", { class: "row" }, h("label", { class: "check" }, fresh, "New person"), h("label", { class: "check" }, there, "Enrolled person"))),
+      h(
+        "div",
+        { class: "stack tight" },
+        gallery,
+        known !== null && h("a", { class: "hint", href: "#/galleries?new=1" }, "Create another gallery"),
+      ),
+      h(
+        "fieldset",
+        {},
+        h("legend", { class: "unseen" }, "New or enrolled"),
+        h(
+          "div",
+          { class: "row" },
+          h("label", { class: "check" }, fresh, "New person"),
+          h("label", { class: "check" }, there, "Enrolled person"),
+        ),
+      ),
       newFields,
       person,
       problem,
@@ -383,7 +544,14 @@ function whoForm(known, params, signal) {
       if (!chosen) return refuse("Enter a name or an id.", about.name);
       const unfit = words.idRefusal(chosen);
       if (unfit) return refuse(unfit, id);
-      const wanted = { gallery: into, id: chosen, label: told.name ?? chosen, name: told.name, fresh: true, about: given(told) };
+      const wanted = {
+        gallery: into,
+        id: chosen,
+        label: told.name ?? chosen,
+        name: told.name,
+        fresh: true,
+        about: given(told),
+      };
       if (owed?.gallery === into && owed.id === chosen) return { ...wanted, fresh: false };
       return (await holder(wanted)) ? taken(wanted) : wanted;
     },
@@ -421,14 +589,19 @@ function whoForm(known, params, signal) {
 
 /** The typed fields without empty ones; null if all are empty. */
 function given(about) {
-  const said = Object.entries(about).filter(([, value]) => value !== null && (typeof value === "string" || Object.keys(value).length > 0));
+  const said = Object.entries(about).filter(
+    ([, value]) => value !== null && (typeof value === "string" || Object.keys(value).length > 0),
+  );
   return said.length > 0 ? Object.fromEntries(said) : null;
 }
 
 const preview = (photo) =>
-  photo.drawable ? h("img", { class: "thumb large", src: photo.url, alt: "" }) : h("span", { class: "thumb large blank", "aria-hidden": "true" }, icon("photo"));
+  photo.drawable
+    ? h("img", { class: "thumb large", src: photo.url, alt: "" })
+    : h("span", { class: "thumb large blank", "aria-hidden": "true" }, icon("photo"));
 
-const waitLine = (text) => h("p", { class: "wait-line", role: "status" }, h("span", { class: "spinner", "aria-hidden": "true" }), text);
+const waitLine = (text) =>
+  h("p", { class: "wait-line", role: "status" }, h("span", { class: "spinner", "aria-hidden": "true" }), text);
 
 const area = ([x0, y0, x1, y1]) => (x1 - x0) * (y1 - y0);
 const largest = (faces) => faces.reduce((best, face, i) => (area(face.box) > area(faces[best].box) ? i : best), 0);

@@ -29,7 +29,16 @@ export function render(params, signal) {
     const now = JSON.stringify(found.map((one) => one.name));
     if (now === names) return; // unchanged elements keep the focus
     names = now;
-    fill(body, found.length === 0 ? nothing(make) : h("ul", { class: "cards" }, found.map((one) => cards.get(one.name))));
+    fill(
+      body,
+      found.length === 0
+        ? nothing(make)
+        : h(
+            "ul",
+            { class: "cards" },
+            found.map((one) => cards.get(one.name)),
+          ),
+    );
   };
   const look = watch(async () => {
     try {
@@ -38,7 +47,10 @@ export function render(params, signal) {
     } catch (error) {
       if (error.name !== "AbortError" && names === null) {
         const focused = body.contains(document.activeElement); // the button that is replaced
-        fill(body, problemBox(error, () => look()));
+        fill(
+          body,
+          problemBox(error, () => look()),
+        );
         if (focused) body.querySelector("button").focus();
       }
       throw error;
@@ -48,7 +60,11 @@ export function render(params, signal) {
   return h(
     "div",
     { class: "page" },
-    heading("Galleries", "A gallery is a group of people who are searched together, with its own accepted risk.", make()),
+    heading(
+      "Galleries",
+      "A gallery is a group of people who are searched together, with its own accepted risk.",
+      make(),
+    ),
     look.note,
     body,
   );
@@ -63,7 +79,10 @@ const nothing = (make) =>
   );
 
 /** The number of people and photos, which the page renews. */
-const counts = ({ subject_count: subjects, template_count: templates }) => [h("strong", {}, counted(subjects, "person", "people")), `, ${counted(templates, "photo")}`];
+const counts = ({ subject_count: subjects, template_count: templates }) => [
+  h("strong", {}, counted(subjects, "person", "people")),
+  `, ${counted(templates, "photo")}`,
+];
 
 /** The first people by name, with their pictures if the gallery keeps them, when the card comes into view. */
 function named({ name: gallery, subject_count: subjects, keep_crops: keeps }, signal) {
@@ -71,9 +90,12 @@ function named({ name: gallery, subject_count: subjects, keep_crops: keeps }, si
   const look = new IntersectionObserver(async (entries) => {
     if (!entries.some((entry) => entry.isIntersecting)) return;
     look.disconnect();
-    const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { limit: NAMED }, signal }).catch(() => null); // the key may not read them
+    const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { limit: NAMED }, signal }).catch(
+      () => null,
+    ); // the key may not read them
     const pictures = new Pictures(gallery, signal);
-    const line = (one) => h("li", { class: "person-cell" }, keeps && pictures.person(one.id, ""), h("span", {}, called(one)));
+    const line = (one) =>
+      h("li", { class: "person-cell" }, keeps && pictures.person(one.id, ""), h("span", {}, called(one)));
     const more = subjects - (page?.data.length ?? subjects);
     fill(place, page?.data.map(line), more > 0 && h("li", { class: "hint" }, `and ${counted(more, "other")}`));
   });
@@ -92,12 +114,25 @@ function card(gallery) {
     h("p", { class: "figures" }, counts(gallery)),
     h("ul", { class: "named" }),
     h("p", { class: "hint" }, `It ${risk(gallery.risk)}.`),
-    h("div", { class: "actions" }, small(linkButton("Enroll", `#/enroll?gallery=${encodeURIComponent(gallery.name)}`, { icon: "enroll" })), small(linkButton("Settings", `${at}/settings`, { kind: "quiet", icon: "edit" }))),
+    h(
+      "div",
+      { class: "actions" },
+      small(linkButton("Enroll", `#/enroll?gallery=${encodeURIComponent(gallery.name)}`, { icon: "enroll" })),
+      small(linkButton("Settings", `${at}/settings`, { kind: "quiet", icon: "edit" })),
+    ),
   );
 }
 
 function createGallery() {
-  const name = h("input", { type: "text", required: true, maxLength: 64, pattern: "[A-Za-z0-9][A-Za-z0-9_.\\-]*", autocomplete: "off", spellcheck: false, placeholder: "staff" });
+  const name = h("input", {
+    type: "text",
+    required: true,
+    maxLength: 64,
+    pattern: "[A-Za-z0-9][A-Za-z0-9_.\\-]*",
+    autocomplete: "off",
+    spellcheck: false,
+    placeholder: "staff",
+  });
   const settings = galleryForm();
   const wrong = h("div", {});
   const go = h("button", { type: "submit", class: "button primary" }, "Create");
@@ -126,7 +161,12 @@ function createGallery() {
       field("Name", name, "Letters, digits, dots, dashes and underscores."),
       settings.elements,
       wrong,
-      h("div", { class: "actions end" }, h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"), go),
+      h(
+        "div",
+        { class: "actions end" },
+        h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"),
+        go,
+      ),
     ),
   );
 }

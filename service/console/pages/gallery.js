@@ -28,13 +28,15 @@ export function render({ gallery, tag }, signal) {
     loading(async () => {
       const found = await call("GET", galleryPath(gallery), { signal });
       const place = h("div", {}, listed(gallery, found, tag, enroll, signal));
-      const onNamed = async () => fill(place, listed(gallery, await call("GET", galleryPath(gallery), { signal }), tag, enroll, signal));
+      const onNamed = async () =>
+        fill(place, listed(gallery, await call("GET", galleryPath(gallery), { signal }), tag, enroll, signal));
       return [renewed(found, signal), place, strangers(found, signal, onNamed)];
     }),
   );
 }
 
-const listed = (gallery, found, tag, enroll, signal) => (found.subject_count === 0 ? noPeople(enroll) : people(gallery, found, tag, signal));
+const listed = (gallery, found, tag, enroll, signal) =>
+  found.subject_count === 0 ? noPeople(enroll) : people(gallery, found, tag, signal);
 
 const COMPARED = "compared with the calibration";
 const DRIFT = {
@@ -60,7 +62,11 @@ function figures(gallery) {
   return [
     stat("People", whole(gallery.subject_count)),
     stat("Photos", whole(gallery.template_count)),
-    stat("Accepts", gallery.risk.fpir ? `1 in ${words.many(1 / gallery.risk.fpir)}` : words.riskBriefly(gallery.risk), "wrong matches of strangers"),
+    stat(
+      "Accepts",
+      gallery.risk.fpir ? `1 in ${words.many(1 / gallery.risk.fpir)}` : words.riskBriefly(gallery.risk),
+      "wrong matches of strangers",
+    ),
     gallery.drift && stat("Recent results", ...DRIFT[gallery.drift.state]),
   ];
 }
@@ -87,7 +93,11 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
   const list = h("div", {});
   const told = h("p", { class: "hint", role: "status" });
   const rows = (shown) => {
-    const made = table("People", ["Name", "Id", "Tags", "Photos", "Since"], shown.map((one) => row(gallery, one, keeps && face(one))));
+    const made = table(
+      "People",
+      ["Name", "Id", "Tags", "Photos", "Since"],
+      shown.map((one) => row(gallery, one, keeps && face(one))),
+    );
     made.classList.add("people");
     return made;
   };
@@ -103,14 +113,18 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
     }
     show();
   });
-  const every = button("Load all people", async () => {
-    const mine = reading;
-    while (next && mine === reading && !signal.aborted) {
-      await load(MAX_PAGE);
-      told.textContent = `${counted(loaded.length, "person", "people")} so far…`;
-    }
-    show();
-  }, { kind: "quiet" });
+  const every = button(
+    "Load all people",
+    async () => {
+      const mine = reading;
+      while (next && mine === reading && !signal.aborted) {
+        await load(MAX_PAGE);
+        told.textContent = `${counted(loaded.length, "person", "people")} so far…`;
+      }
+      show();
+    },
+    { kind: "quiet" },
+  );
 
   let reading = 0; // number of the current query
 
@@ -168,15 +182,34 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
     if (wanted() !== before) restart();
     return h("div", { class: "stack" }, list, h("div", { class: "row" }, told, more, every));
   });
-  return h("section", { class: "stack" }, h("div", { class: "choices" }, field("Find", search, "A name or an id, or a part."), field("Tags", tagged, "People with all these tags. Separate tags with commas; quote tags that contain a comma.")), first);
+  return h(
+    "section",
+    { class: "stack" },
+    h(
+      "div",
+      { class: "choices" },
+      field("Find", search, "A name or an id, or a part."),
+      field("Tags", tagged, "People with all these tags. Separate tags with commas; quote tags that contain a comma."),
+    ),
+    first,
+  );
 }
 
 function row(gallery, one, face) {
   const at = `#/galleries/${encodeURIComponent(gallery)}`;
   return [
-    h("span", { class: "person-cell" }, face, h("a", { href: `${at}/subjects/${encodeURIComponent(one.id)}`, title: one.name || one.id }, one.name || one.id)),
+    h(
+      "span",
+      { class: "person-cell" },
+      face,
+      h("a", { href: `${at}/subjects/${encodeURIComponent(one.id)}`, title: one.name || one.id }, one.name || one.id),
+    ),
     h("code", { title: one.id }, one.id),
-    h("span", { class: "row tight" }, one.tags.map((tag) => h("a", { class: "tag", href: `${at}?tag=${encodeURIComponent(tag)}` }, tag))),
+    h(
+      "span",
+      { class: "row tight" },
+      one.tags.map((tag) => h("a", { class: "tag", href: `${at}?tag=${encodeURIComponent(tag)}` }, tag)),
+    ),
     whole(one.template_count),
     when(one.created_at),
   ];

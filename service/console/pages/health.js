@@ -62,11 +62,7 @@ export function render(params, signal) {
   return h(
     "div",
     { class: "page" },
-    heading(
-      "Health",
-      "Status and capacity of the service. This page refreshes itself.",
-      button("Refresh", look),
-    ),
+    heading("Health", "Status and capacity of the service. This page refreshes itself.", button("Refresh", look)),
     body,
   );
 }
@@ -98,12 +94,7 @@ const verdict = ({ problem, version }) =>
         "section",
         { class: "notice well" },
         icon("check"),
-        h(
-          "div",
-          {},
-          h("h2", {}, "The service is ready"),
-          h("p", {}, `Kith ${version} and all its dependencies work.`),
-        ),
+        h("div", {}, h("h2", {}, "The service is ready"), h("p", {}, `Kith ${version} and all its dependencies work.`)),
       )
     : problemBox(problem);
 
@@ -135,7 +126,12 @@ function figures(status) {
         audit.lost_count > 0 ? "lines lost" : "lines waiting",
       ),
     ),
-    h("div", { class: "columns" }, checks([...status.checks, status.master_key, status.clock].filter(Boolean)), queues(status.queues)),
+    h(
+      "div",
+      { class: "columns" },
+      checks([...status.checks, status.master_key, status.clock].filter(Boolean)),
+      queues(status.queues),
+    ),
   ];
 }
 
@@ -206,9 +202,7 @@ const queues = (found) =>
 /** A label for a network such as "detector/kith-compact". */
 function sayNetwork(name) {
   const [role, pack] = name.split("/");
-  const does = { detector: "Detection", recognizer: "Recognition", liveness: "Liveness" }[
-    role
-  ];
+  const does = { detector: "Detection", recognizer: "Recognition", liveness: "Liveness" }[role];
   return does ? `${does} (${pack})` : name;
 }
 

@@ -60,7 +60,10 @@ async function report(gallery, limit, signal, again) {
       "hygiene",
       "Too few people",
       "The check compares all people of the gallery. Enroll at least two.",
-      linkButton("Enroll a person", `#/enroll?gallery=${encodeURIComponent(gallery)}`, { kind: "primary", icon: "enroll" }),
+      linkButton("Enroll a person", `#/enroll?gallery=${encodeURIComponent(gallery)}`, {
+        kind: "primary",
+        icon: "enroll",
+      }),
     );
   const aside = new Aside(gallery);
   const pictures = new Pictures(gallery, signal);
@@ -121,7 +124,11 @@ async function report(gallery, limit, signal, again) {
           "div",
           {},
           h("h2", {}, "Nearest pairs"),
-          h("p", { class: "lead" }, "The next similar people, probably different. Only a person can tell: compare their photos."),
+          h(
+            "p",
+            { class: "lead" },
+            "The next similar people, probably different. Only a person can tell: compare their photos.",
+          ),
         ),
         h(
           "ul",
@@ -272,7 +279,12 @@ function actions(gallery, finding, pictures, shown, run) {
       });
     const merges = [into(first, second), into(second, first)];
     if (finding.odds >= 1) return [h("span", {}, "One person:"), merges];
-    return h("details", { class: "details" }, h("summary", {}, "They are one person"), h("div", { class: "actions" }, merges));
+    return h(
+      "details",
+      { class: "details" },
+      h("summary", {}, "They are one person"),
+      h("div", { class: "actions" }, merges),
+    );
   }
   const remove = ({ template, subject }, label, alt) =>
     button(
@@ -285,10 +297,7 @@ function actions(gallery, finding, pictures, shown, run) {
           yes: "Delete it",
         });
         if (yes)
-          await run(
-            async () => void (await call("DELETE", templatePath(gallery, subject, template))),
-            "Deleted.",
-          );
+          await run(async () => void (await call("DELETE", templatePath(gallery, subject, template))), "Deleted.");
       },
       { kind: "danger", icon: "trash" },
     );
@@ -297,8 +306,7 @@ function actions(gallery, finding, pictures, shown, run) {
     belongs &&
       button(
         `Move it to ${called(belongs)}`,
-        () =>
-          run(() => move(gallery, one.template, one.subject, belongs.subject), `Moved to ${called(belongs)}.`),
+        () => run(() => move(gallery, one.template, one.subject, belongs.subject), `Moved to ${called(belongs)}.`),
         { icon: "move" },
       ),
     remove(one, finding.templates.length > 1 ? `Delete photo ${i + 1}` : "Delete the photo", `Photo ${i + 1}`),
@@ -316,5 +324,8 @@ function faces(pictures, { kind, subjects, templates }) {
     return [caption, pictures.photo(subject, template, alt)];
   });
   const best = pair ? [] : subjects;
-  return sides([...photos, ...best.map((other) => [called(other), pictures.person(other.subject, `A photo of ${called(other)}`)])]);
+  return sides([
+    ...photos,
+    ...best.map((other) => [called(other), pictures.person(other.subject, `A photo of ${called(other)}`)]),
+  ]);
 }

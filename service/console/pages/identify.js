@@ -53,7 +53,12 @@ function desk(known, params, signal) {
   };
   const summary = h("summary", {});
   const say = () => fill(summary, `${chosen.value}, ${strictness.told.toLowerCase()}`);
-  const options = h("details", { class: "details options", open: true }, summary, h("div", { class: "choices" }, chosen, risks));
+  const options = h(
+    "details",
+    { class: "details options", open: true },
+    summary,
+    h("div", { class: "choices" }, chosen, risks),
+  );
   strict();
 
   function again() {
@@ -67,7 +72,16 @@ function desk(known, params, signal) {
   }
 
   async function take(files) {
-    for (const file of files) shots.push({ photo: await open(file, signal), state: "waiting", results: [], corrected: [], asks: null, problem: null, stop: null });
+    for (const file of files)
+      shots.push({
+        photo: await open(file, signal),
+        state: "waiting",
+        results: [],
+        corrected: [],
+        asks: null,
+        problem: null,
+        stop: null,
+      });
     pick.classList.add("compact");
     if (shots.length === files.length && matchMedia("(width < 52rem)").matches) options.open = false; // room for the answer on the first screen
     show(shots[shots.length - files.length]);
@@ -101,7 +115,11 @@ function desk(known, params, signal) {
       const faces = shot.results.filter((one) => one.face);
       for (const one of faces) one.other = faces.indexOf(answer.results[one.other_face]) + 1; // 0: no other face
       shot.gallery = asked.gallery;
-      await measure(shot.photo, answer.results.filter((one) => one.face).map((one) => one.face), until);
+      await measure(
+        shot.photo,
+        answer.results.filter((one) => one.face).map((one) => one.face),
+        until,
+      );
       if (shot.state === "asking") shot.state = "done";
     } catch (error) {
       if (signal.aborted || shot.stop !== stop) return; // left the page, or requested again
@@ -132,16 +150,42 @@ function desk(known, params, signal) {
   function view(shot) {
     const back = () => ((shot.state = "waiting"), show(shot), next());
     if (shot.state === "waiting" || shot.state === "asking") {
-      const stop = button("Cancel", () => (shot.state === "waiting" ? ((shot.state = "stopped"), show(shot)) : shot.stop.abort()));
-      return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, waiting(shot.pause ?? "Detecting and comparing faces…"), h("div", { class: "actions" }, stop)));
+      const stop = button("Cancel", () =>
+        shot.state === "waiting" ? ((shot.state = "stopped"), show(shot)) : shot.stop.abort(),
+      );
+      return h(
+        "div",
+        { class: "columns" },
+        bare(shot.photo),
+        h(
+          "div",
+          { class: "card" },
+          waiting(shot.pause ?? "Detecting and comparing faces…"),
+          h("div", { class: "actions" }, stop),
+        ),
+      );
     }
     if (shot.state === "stopped")
-      return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "card" }, h("p", {}, "Canceled."), button("Try again", back)));
+      return h(
+        "div",
+        { class: "columns" },
+        bare(shot.photo),
+        h("div", { class: "card" }, h("p", {}, "Canceled."), button("Try again", back)),
+      );
     if (shot.state === "failed") {
       const box = problemBox(shot.problem, words.mayPass(shot.problem) && back);
       const shrink = shot.problem.code === "image_too_large" && shot.photo.drawable;
-      const send = button("Send a smaller copy", async () => ((shot.photo = await open(await smaller(shot.photo), signal)), back()), { kind: "primary" });
-      return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "stack" }, box, shrink && h("div", { class: "actions" }, send)));
+      const send = button(
+        "Send a smaller copy",
+        async () => ((shot.photo = await open(await smaller(shot.photo), signal)), back()),
+        { kind: "primary" },
+      );
+      return h(
+        "div",
+        { class: "columns" },
+        bare(shot.photo),
+        h("div", { class: "stack" }, box, shrink && h("div", { class: "actions" }, send)),
+      );
     }
     return answered(shot, galleryOf(shot.gallery), back);
   }
@@ -166,22 +210,41 @@ function desk(known, params, signal) {
 /** A result for screen readers: file, number of faces, names. */
 const told = ({ photo, results, gallery }) => {
   const seen = results.filter((one) => one.face);
-  return [`${photo.file.name}.`, words.summary(results), ...seen.map((one) => `${words.identity(one, gallery).title}.`)].join(" ");
+  return [
+    `${photo.file.name}.`,
+    words.summary(results),
+    ...seen.map((one) => `${words.identity(one, gallery).title}.`),
+  ].join(" ");
 };
 
 function chip(shot, i, current, onClick) {
-  const told = { waiting: "waiting", asking: "in progress", stopped: "canceled", failed: "failed", done: words.summary(shot.results) }[shot.state];
-  const best = shot.state === "done" ? (shot.results.find((one) => one.outcome === "identified") ?? shot.results[0])?.outcome : "";
+  const told = {
+    waiting: "waiting",
+    asking: "in progress",
+    stopped: "canceled",
+    failed: "failed",
+    done: words.summary(shot.results),
+  }[shot.state];
+  const best =
+    shot.state === "done" ? (shot.results.find((one) => one.outcome === "identified") ?? shot.results[0])?.outcome : "";
   return h(
     "button",
-    { type: "button", class: `chip ${best ?? ""}`, "aria-current": current ? "true" : null, "aria-label": `Photo ${i + 1}, ${shot.photo.file.name}: ${told}`, onClick },
+    {
+      type: "button",
+      class: `chip ${best ?? ""}`,
+      "aria-current": current ? "true" : null,
+      "aria-label": `Photo ${i + 1}, ${shot.photo.file.name}: ${told}`,
+      onClick,
+    },
     shot.photo.drawable ? h("img", { src: shot.photo.url, alt: "" }) : icon("photo"),
     shot.state === "asking" && h("span", { class: "spinner", "aria-hidden": "true" }),
   );
 }
 
 const bare = (photo) =>
-  photo.drawable ? stage(photo, [], { alt: photo.file.name }) : h("div", { class: "undrawable empty" }, icon("photo"), h("p", {}, photo.file.name));
+  photo.drawable
+    ? stage(photo, [], { alt: photo.file.name })
+    : h("div", { class: "undrawable empty" }, icon("photo"), h("p", {}, photo.file.name));
 
 /** The photo with its faces, and a card per face. Pointing at one highlights the other. `again` repeats the search. */
 function answered(shot, gallery, again) {
@@ -189,10 +252,24 @@ function answered(shot, gallery, again) {
   const seen = results.filter((one) => one.face);
   if (seen.length === 0) {
     const said = words.identity(results[0], shot.gallery, gallery?.subject_count);
-    return h("div", { class: "columns" }, bare(photo), h("div", { class: "card" }, badge(results[0].outcome), h("h2", {}, said.title), h("p", {}, said.text)));
+    return h(
+      "div",
+      { class: "columns" },
+      bare(photo),
+      h("div", { class: "card" }, badge(results[0].outcome), h("h2", {}, said.title), h("p", {}, said.text)),
+    );
   }
   const pictures = new Pictures(shot.gallery);
-  const cards = seen.map((result, i) => (seen.length > 1 && !KNOWN.includes(result.outcome) && corrections(shot, i).length === 0 ? row : card)(result, i, shot, gallery, again, pictures));
+  const cards = seen.map((result, i) =>
+    (seen.length > 1 && !KNOWN.includes(result.outcome) && corrections(shot, i).length === 0 ? row : card)(
+      result,
+      i,
+      shot,
+      gallery,
+      again,
+      pictures,
+    ),
+  );
   const ranked = (outcome) => cards.filter((_, i) => corrections(shot, i).length === 0 && seen[i].outcome === outcome);
   const others = cards.filter((one) => one.classList.contains("face-row"));
   const dots = h("input", { type: "checkbox", checked: read("localStorage", LANDMARKS) === "on" });
@@ -206,13 +283,21 @@ function answered(shot, gallery, again) {
     landmarks: dots.checked,
     alt: `${photo.file.name}. ${words.summary(results)}`,
     onChoose: (i) => {
-      cards[i].scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+      cards[i].scrollIntoView({
+        block: "nearest",
+        behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth",
+      });
       cards[i].focus({ preventScroll: true });
     },
     onPoint: (i, on) => cards[i].classList.toggle("pointed", on),
   });
   cards.forEach((one, i) => {
-    for (const [name, on] of [["pointerenter", true], ["pointerleave", false], ["focusin", true], ["focusout", false]])
+    for (const [name, on] of [
+      ["pointerenter", true],
+      ["pointerleave", false],
+      ["focusin", true],
+      ["focusout", false],
+    ])
       one.addEventListener(name, () => picture.point(i, on));
   });
   dots.addEventListener("change", () => {
@@ -223,18 +308,30 @@ function answered(shot, gallery, again) {
     "div",
     { class: "stack" },
     h("h2", {}, words.summary(results)),
-    shot.found?.truncated && h("p", { class: "hint" }, `The photo shows ${whole(shot.found.face_count)} faces. Only the largest are searched for.`),
+    shot.found?.truncated &&
+      h(
+        "p",
+        { class: "hint" },
+        `The photo shows ${whole(shot.found.face_count)} faces. Only the largest are searched for.`,
+      ),
     h(
       "div",
       { class: "columns" },
-      h("div", { class: "beside" }, picture, h("div", { class: "row between" }, picture.zoom(), h("label", { class: "check" }, dots, "Landmarks"))),
+      h(
+        "div",
+        { class: "beside" },
+        picture,
+        h("div", { class: "row between" }, picture.zoom(), h("label", { class: "check" }, dots, "Landmarks")),
+      ),
       h(
         "div",
         { class: "stack" },
         cards.filter((_, i) => corrections(shot, i).length > 0),
         ranked("identified"),
         ranked("uncertain"),
-        others.length > 0 ? h("section", { class: "card face-rows", "aria-label": "Other faces" }, others) : seen.length === 1 && ranked(seen[0].outcome).filter(() => !KNOWN.includes(seen[0].outcome)),
+        others.length > 0
+          ? h("section", { class: "card face-rows", "aria-label": "Other faces" }, others)
+          : seen.length === 1 && ranked(seen[0].outcome).filter(() => !KNOWN.includes(seen[0].outcome)),
       ),
     ),
   );
@@ -248,11 +345,20 @@ export function badge(outcome) {
 }
 
 const called = (shot, result, gallery) => words.identity(result, shot.gallery, gallery?.subject_count);
-const person = (shot, one) => h("a", { href: `#/galleries/${encodeURIComponent(shot.gallery)}/subjects/${encodeURIComponent(one.subject)}` }, words.called(one));
+const person = (shot, one) =>
+  h(
+    "a",
+    { href: `#/galleries/${encodeURIComponent(shot.gallery)}/subjects/${encodeURIComponent(one.subject)}` },
+    words.called(one),
+  );
 
 /** A link to the enrollment of a face, as a new person or as `subject`, "" for one to be chosen. */
 function enrollLink(shot, result, label, kind, subject) {
-  const link = linkButton(label, `#/enroll?gallery=${encodeURIComponent(shot.gallery)}${subject === undefined ? "" : `&subject=${encodeURIComponent(subject)}`}`, { kind, icon: "enroll" });
+  const link = linkButton(
+    label,
+    `#/enroll?gallery=${encodeURIComponent(shot.gallery)}${subject === undefined ? "" : `&subject=${encodeURIComponent(subject)}`}`,
+    { kind, icon: "enroll" },
+  );
   link.classList.add("small");
   link.addEventListener("click", () => Object.assign(DESK, { photo: shot.photo, box: result.face.box }));
   return link;
@@ -275,14 +381,24 @@ function correction(result, i, shot, again) {
     return h("p", { class: "row" }, `Noted: this is not ${done.name}.`, small(undo));
   });
   if (result.outcome !== "identified" || (faces.length > 1 && !shot.photo.drawable)) return noted; // it cannot be cropped
-  const note = button(`Not ${words.called(result)}`, async () => {
-    const others = faces.filter((one) => one !== result).map((one) => one.face);
-    const file = others.length ? await cropped(shot.photo, result.face, others) : shot.photo.file;
-    const request = bodyOf(file, { face: "largest", allow_low_quality: true }); // it was good enough to be answered
-    const made = await call("POST", decoysPath(shot.gallery, result.subject), request);
-    shot.corrected.push({ face: i, gallery: shot.gallery, subject: result.subject, name: words.called(result), decoy: made.id });
-    turn();
-  }, { kind: "quiet", icon: "close" });
+  const note = button(
+    `Not ${words.called(result)}`,
+    async () => {
+      const others = faces.filter((one) => one !== result).map((one) => one.face);
+      const file = others.length ? await cropped(shot.photo, result.face, others) : shot.photo.file;
+      const request = bodyOf(file, { face: "largest", allow_low_quality: true }); // it was good enough to be answered
+      const made = await call("POST", decoysPath(shot.gallery, result.subject), request);
+      shot.corrected.push({
+        face: i,
+        gallery: shot.gallery,
+        subject: result.subject,
+        name: words.called(result),
+        decoy: made.id,
+      });
+      turn();
+    },
+    { kind: "quiet", icon: "close" },
+  );
   return [noted, h("div", { class: "actions" }, small(note))];
 }
 
@@ -298,12 +414,23 @@ function card(result, i, shot, gallery, again, pictures) {
       "div",
       { class: "face-head" },
       h("span", { class: "face-number" }, String(i + 1)),
-      h("h3", { class: "name" }, asks ? "Who is it?" : result.outcome === "identified" ? person(shot, result) : called(shot, result, gallery).title),
+      h(
+        "h3",
+        { class: "name" },
+        asks
+          ? "Who is it?"
+          : result.outcome === "identified"
+            ? person(shot, result)
+            : called(shot, result, gallery).title,
+      ),
       badge(result.outcome),
     ),
     sides([
       ["This photo", thumbnail(shot.photo, result.face.box, 96)],
-      ...(gallery?.keep_crops ? people : []).map((one) => [words.called(one), pictures.person(one.subject, `Stored picture of ${words.called(one)}`)]),
+      ...(gallery?.keep_crops ? people : []).map((one) => [
+        words.called(one),
+        pictures.person(one.subject, `Stored picture of ${words.called(one)}`),
+      ]),
     ]),
     evidence(result, shot, gallery),
     h(
@@ -312,7 +439,8 @@ function card(result, i, shot, gallery, again, pictures) {
       asks && [enroll("A new person", "primary"), enroll("Somebody enrolled", "plain", "")],
       !asks && result.outcome === "unknown" && enroll("Enroll this face", "primary"),
       result.outcome === "identified" && enroll("Add this photo", "plain", result.subject),
-      result.outcome === "uncertain" && people.map((one) => enroll(`It is ${words.called(one)}: add this photo`, "plain", one.subject)),
+      result.outcome === "uncertain" &&
+        people.map((one) => enroll(`It is ${words.called(one)}: add this photo`, "plain", one.subject)),
       !asks && KNOWN.includes(result.outcome) && enroll("Another person", "quiet"),
     ),
     correction(result, i, shot, again),
@@ -339,7 +467,8 @@ function row(result, i, shot, gallery, again, pictures) {
       evidence(result, shot, gallery),
       details(result, shot, gallery, pictures),
     ),
-    result.outcome === "unknown" && Object.assign(enrollLink(shot, result, "Enroll", "quiet"), { ariaLabel: "Enroll this face" }),
+    result.outcome === "unknown" &&
+      Object.assign(enrollLink(shot, result, "Enroll", "quiet"), { ariaLabel: "Enroll this face" }),
   );
 }
 
@@ -347,7 +476,12 @@ function row(result, i, shot, gallery, again, pictures) {
 const evidence = (result, shot, gallery) => [
   h("p", {}, called(shot, result, gallery).text),
   result.similarity !== undefined && meter(result),
-  result.reasons.length > 0 && h("ul", { class: "bullets" }, result.reasons.map((name) => h("li", {}, words.reason(name, result.face, gallery?.quality_gate, result.other)))),
+  result.reasons.length > 0 &&
+    h(
+      "ul",
+      { class: "bullets" },
+      result.reasons.map((name) => h("li", {}, words.reason(name, result.face, gallery?.quality_gate, result.other))),
+    ),
   quality(result.face),
 ];
 
@@ -358,7 +492,11 @@ function quality({ quality: { score }, liveness: judged }) {
 }
 
 function liveness(judged) {
-  return { live: "Liveness: a live person.", not_live: "Liveness: a picture of a person.", not_judged: "Liveness: unknown." }[judged.verdict];
+  return {
+    live: "Liveness: a live person.",
+    not_live: "Liveness: a picture of a person.",
+    not_judged: "Liveness: unknown.",
+  }[judged.verdict];
 }
 
 /** A meter of similarity, threshold and review threshold, with a text for screen readers. */
@@ -375,7 +513,8 @@ export function meter({ similarity, threshold, review_threshold: review }) {
       "div",
       { class: `meter ${kind}`, role: "img", "aria-label": told },
       h("span", { class: "meter-fill", style: { width: at(similarity) } }),
-      review < threshold && h("span", { class: "meter-zone", style: { left: at(review), right: `calc(100% - ${at(threshold)})` } }),
+      review < threshold &&
+        h("span", { class: "meter-zone", style: { left: at(review), right: `calc(100% - ${at(threshold)})` } }),
       h("span", { class: "meter-mark", style: { left: at(threshold) } }),
     ),
     h(
@@ -399,8 +538,23 @@ function details(result, shot, gallery, pictures) {
         ["Threshold", words.similarity(result.threshold)],
         ["Review threshold", words.similarity(result.review_threshold)],
         ["False-alarm probability", words.exact(result.false_alarm_probability, result.probability_is_bound)],
-        ["Requested risk", result.risk && Object.entries(result.risk).filter(([name]) => ["fpir", "fmr", "threshold"].includes(name)).map(([name, value]) => `${name.toUpperCase()} ${words.exact(value)}`)[0]],
-        ["Evidence", result.risk && { pack: "the model’s calibration", gallery: "this gallery’s people", both: "the model’s calibration and this gallery’s people", explicit: "none (fixed threshold)" }[result.risk.source] + (result.risk.extrapolated ? ", extrapolated" : "")],
+        [
+          "Requested risk",
+          result.risk &&
+            Object.entries(result.risk)
+              .filter(([name]) => ["fpir", "fmr", "threshold"].includes(name))
+              .map(([name, value]) => `${name.toUpperCase()} ${words.exact(value)}`)[0],
+        ],
+        [
+          "Evidence",
+          result.risk &&
+            {
+              pack: "the model’s calibration",
+              gallery: "this gallery’s people",
+              both: "the model’s calibration and this gallery’s people",
+              explicit: "none (fixed threshold)",
+            }[result.risk.source] + (result.risk.extrapolated ? ", extrapolated" : ""),
+        ],
         ["Margin to the next person", result.margin !== undefined && words.similarity(result.margin)],
       ].filter(([, value]) => value);
   return h(
@@ -412,13 +566,31 @@ function details(result, shot, gallery, pictures) {
       table(
         "Nearest people",
         ["Person", "Similarity", "By chance"],
-        result.candidates.map((one) => [h("span", { class: "person-cell" }, gallery?.keep_crops && pictures.person(one.subject, ""), person(shot, one)), words.similarity(one.similarity), words.chance(one.false_alarm_probability, one.probability_is_bound) ?? "unknown"]),
+        result.candidates.map((one) => [
+          h(
+            "span",
+            { class: "person-cell" },
+            gallery?.keep_crops && pictures.person(one.subject, ""),
+            person(shot, one),
+          ),
+          words.similarity(one.similarity),
+          words.chance(one.false_alarm_probability, one.probability_is_bound) ?? "unknown",
+        ]),
       ),
-    facts([...words.qualities(quality).map(([name, value, fine]) => [name, fine ? value : `${value} – out of bounds`]), ["Quality score", quality.score.toFixed(2)], ["Detection score", result.face.score.toFixed(2)]]),
+    facts([
+      ...words.qualities(quality).map(([name, value, fine]) => [name, fine ? value : `${value} – out of bounds`]),
+      ["Quality score", quality.score.toFixed(2)],
+      ["Detection score", result.face.score.toFixed(2)],
+    ]),
   );
 }
 
-export const facts = (pairs) => h("dl", { class: "facts" }, pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+export const facts = (pairs) =>
+  h(
+    "dl",
+    { class: "facts" },
+    pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+  );
 
 /** An example as a drawing, without a real face. */
 function sample() {
@@ -429,7 +601,10 @@ function sample() {
       "svg",
       { viewBox: "0 0 240 150", class: "sample-drawing", "aria-hidden": "true" },
       svg("rect", { class: "ground", width: 240, height: 150, rx: 10 }),
-      [[78, "identified"], [166, "unknown"]].map(([x, kind]) => [
+      [
+        [78, "identified"],
+        [166, "unknown"],
+      ].map(([x, kind]) => [
         svg("path", { class: "body", d: `M${x - 38} 150c2-34 18-46 38-46s36 12 38 46` }),
         svg("circle", { class: "head", cx: x, cy: 72, r: 26 }),
         svg("rect", { class: `box ${kind}`, x: x - 30, y: 38, width: 60, height: 70, rx: 6 }),
@@ -439,12 +614,16 @@ function sample() {
       "div",
       { class: "stack" },
       h("h2", {}, "Possible answers"),
-      h("ul", { class: "legend" }, [
-        ["identified", "A person of the gallery, with the probability that a stranger is this similar."],
-        ["uncertain", "Similar, but not enough for the chosen risk. A person should decide."],
-        ["unknown", "No person of the gallery. You can enroll the face."],
-        ["rejected_quality", "Too small, dark or blurred; the answer says which."],
-      ].map(([outcome, text]) => h("li", {}, badge(outcome), h("span", {}, text)))),
+      h(
+        "ul",
+        { class: "legend" },
+        [
+          ["identified", "A person of the gallery, with the probability that a stranger is this similar."],
+          ["uncertain", "Similar, but not enough for the chosen risk. A person should decide."],
+          ["unknown", "No person of the gallery. You can enroll the face."],
+          ["rejected_quality", "Too small, dark or blurred; the answer says which."],
+        ].map(([outcome, text]) => h("li", {}, badge(outcome), h("span", {}, text))),
+      ),
     ),
   );
 }

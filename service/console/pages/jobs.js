@@ -146,7 +146,9 @@ class JobCard {
     this.became = h("p", { class: "hint" });
     this.problem = h("div", {});
     this.refused = h("div", {});
-    this.retry = button("Retry these with the largest face", () => begin(signal, look, this.job.gallery, this.job), { icon: "upload" });
+    this.retry = button("Retry these with the largest face", () => begin(signal, look, this.job.gallery, this.job), {
+      icon: "upload",
+    });
     this.cancel = button("Cancel the job", () => this.callOff(), { kind: "danger" });
     this.items = h(
       "details",
@@ -172,7 +174,10 @@ class JobCard {
     if (text === this.text) return;
     this.text = text;
     this.job = job;
-    const [said, tone, picture] = job.state === "succeeded" && job.failed_count > 0 ? [`done, ${whole(job.failed_count)} refused`, "uncertain", "warning"] : STATES[job.state];
+    const [said, tone, picture] =
+      job.state === "succeeded" && job.failed_count > 0
+        ? [`done, ${whole(job.failed_count)} refused`, "uncertain", "warning"]
+        : STATES[job.state];
     const part = job.total_count ? job.done_count / job.total_count : 0;
     fill(
       this.name,
@@ -207,7 +212,10 @@ class JobCard {
   async callOff() {
     const yes = await confirmed({
       title: "Cancel this job?",
-      text: this.job.kind === "album" ? "Its faces are deleted." : "Completed work stays. To continue, send the same archive again. It skips enrolled photos.",
+      text:
+        this.job.kind === "album"
+          ? "Its faces are deleted."
+          : "Completed work stays. To continue, send the same archive again. It skips enrolled photos.",
       yes: "Cancel the job",
     });
     if (!yes) return;
@@ -244,12 +252,18 @@ class JobCard {
     const shown = this.refused.querySelector(".more");
     if (wanted && shown && this.refused.lastChild === shown && shown.next === this.next) return; // it can be focused
     shown?.remove();
-    if (wanted) this.refused.append(Object.assign(h("div", { class: "actions more" }, button("Show more", more)), { next: this.next }));
+    if (wanted)
+      this.refused.append(
+        Object.assign(h("div", { class: "actions more" }, button("Show more", more)), { next: this.next }),
+      );
   }
 }
 
 function far(job) {
-  const of = job.total_count === null ? counted(job.done_count, "item") : `${whole(job.done_count)} of ${counted(job.total_count, "item")}`;
+  const of =
+    job.total_count === null
+      ? counted(job.done_count, "item")
+      : `${whole(job.done_count)} of ${counted(job.total_count, "item")}`;
   if (job.state === "queued" && job.done_count === 0) return "Waits for a free worker.";
   if (!active(job)) return `${of}, ${when(job.updated_at)}`;
   const left = job.remaining_s === null ? "" : `, about ${duration(job.remaining_s)} left`;
@@ -322,7 +336,11 @@ async function begin(signal, look, chosen, again = null) {
       "form",
       { onSubmit: send },
       again
-        ? h("p", {}, `Kith enrolls the largest face of ${counted(again.counts.several_faces, "photo")} with several people. It skips enrolled photos.`)
+        ? h(
+            "p",
+            {},
+            `Kith enrolls the largest face of ${counted(again.counts.several_faces, "photo")} with several people. It skips enrolled photos.`,
+          )
         : [
             h("p", {}, "Choose an archive with one folder per person. The folder name is the name of the person."),
             h(
@@ -332,7 +350,15 @@ async function begin(signal, look, chosen, again = null) {
             ),
           ],
       where,
-      field("Archive", file, sent ? `Without a choice: “${sent.name}” again.` : again ? "Choose the same archive again." : "zip, tar, tar.gz or tar.zst"),
+      field(
+        "Archive",
+        file,
+        sent
+          ? `Without a choice: “${sent.name}” again.`
+          : again
+            ? "Choose the same archive again."
+            : "zip, tar, tar.gz or tar.zst",
+      ),
       h("label", { class: "check" }, largest, " Use the largest face of photos with several people"),
       h("label", { class: "check" }, poor, " Accept photos of low quality"),
       bar,

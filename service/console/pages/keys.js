@@ -162,17 +162,11 @@ async function create(signal, tell) {
     };
     go.disabled = true; // a second click would create a second key
     try {
-      if (json.scopes.length === 0)
-        throw Object.assign(new Error("Choose at least one scope."), {
-          title: "No scope",
-        });
+      if (json.scopes.length === 0) throw Object.assign(new Error("Choose at least one scope."), { title: "No scope" });
       const made = await call("POST", "/v1/keys", { json });
       form.close();
       if (first) setKey(made.token);
-      tell(
-        made,
-        first ? "It is the first key: each request needs a key now. This tab already uses it." : "",
-      );
+      tell(made, first ? "It is the first key: each request needs a key now. This tab already uses it." : "");
     } catch (error) {
       fill(told, problemBox(error));
     } finally {

@@ -118,7 +118,11 @@ function leftOut({ without_crop_count: count, without_crop: some }) {
     "details",
     {},
     h("summary", {}, `${counted(count, "photo")} without a stored picture: enroll these people again`),
-    h("ul", { class: "bullets" }, some.map(({ subject, template }) => h("li", {}, `${subject} (${template})`))),
+    h(
+      "ul",
+      { class: "bullets" },
+      some.map(({ subject, template }) => h("li", {}, `${subject} (${template})`)),
+    ),
   );
 }
 
@@ -155,12 +159,14 @@ function steps(parts, served, act) {
       `Migrate to ${model.display_name}`,
       async () => {
         const left = parts.found.without_crop_count;
-        const yes = left === 0 || await confirmed({
-          title: `Leave out ${counted(left, "photo")}?`,
-          text: "They have no stored picture. The new recognizer does not find them until they are enrolled again.",
-          yes: "Migrate",
-          danger: false,
-        });
+        const yes =
+          left === 0 ||
+          (await confirmed({
+            title: `Leave out ${counted(left, "photo")}?`,
+            text: "They have no stored picture. The new recognizer does not find them until they are enrolled again.",
+            yes: "Migrate",
+            danger: false,
+          }));
         if (yes) await act("", { to: model.recognizer, force: left > 0 }, "Migration started. Searches continue.");
       },
       { kind: "primary" },

@@ -12,7 +12,10 @@ export function render(params, signal) {
   return h(
     "div",
     { class: "page" },
-    settingsHeading("recognizers", "The recognizers of this service, the devices that run them, and the galleries that use them."),
+    settingsHeading(
+      "recognizers",
+      "The recognizers of this service, the devices that run them, and the galleries that use them.",
+    ),
     loading(async () => {
       const { models: served } = await call("GET", "/v1/models", { signal });
       return [models(served), loading(() => users(served, signal), "Loading galleries…")];
@@ -98,8 +101,17 @@ async function users(served, signal) {
   if (found.length === 0) return null;
   const rows = found.map((gallery) => [
     h("a", { href: `#/galleries/${encodeURIComponent(gallery.name)}` }, gallery.name),
-    served.find((model) => model.recognizer === gallery.recognizer)?.model ?? h("code", {}, gallery.recognizer.slice(0, 8)),
-    linkButton("Migrate", `#/galleries/${encodeURIComponent(gallery.name)}/recognizer`, { kind: "quiet", icon: "move" }),
+    served.find((model) => model.recognizer === gallery.recognizer)?.model ??
+      h("code", {}, gallery.recognizer.slice(0, 8)),
+    linkButton("Migrate", `#/galleries/${encodeURIComponent(gallery.name)}/recognizer`, {
+      kind: "quiet",
+      icon: "move",
+    }),
   ]);
-  return h("section", { class: "stack" }, h("h2", {}, "Galleries"), table("Recognizers of galleries", ["Gallery", "Recognizer", ""], rows));
+  return h(
+    "section",
+    { class: "stack" },
+    h("h2", {}, "Galleries"),
+    table("Recognizers of galleries", ["Gallery", "Recognizer", ""], rows),
+  );
 }

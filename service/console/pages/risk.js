@@ -3,7 +3,18 @@
 import { call, galleryPath } from "../api.js";
 import { riskChart } from "../chart.js";
 import { fill, h, icon, svg } from "../dom.js";
-import { beyondCurve, counted, everySo, fpirAt, inHundred, oneIn, similarityAt, STOPS, when, whole } from "../numbers.js";
+import {
+  beyondCurve,
+  counted,
+  everySo,
+  fpirAt,
+  inHundred,
+  oneIn,
+  similarityAt,
+  STOPS,
+  when,
+  whole,
+} from "../numbers.js";
 import { galleryHeading } from "../reports.js";
 import { read, write } from "../store.js";
 import { button, field, loading, table, toast } from "../ui.js";
@@ -246,8 +257,7 @@ function meaning(stop) {
           ),
           dots(stop.fnir),
         ),
-    stop.today.extrapolated &&
-      h("p", { class: "hint" }, "This risk is extrapolated: it is too small to count."),
+    stop.today.extrapolated && h("p", { class: "hint" }, "This risk is extrapolated: it is too small to count."),
   ];
 }
 
@@ -438,7 +448,10 @@ function history(gallery, signal) {
       ),
     (error) =>
       error.name !== "AbortError" &&
-      fill(content, h("p", { class: "hint" }, error.status === 403 ? "This needs a key with the scope “admin”." : error.message)),
+      fill(
+        content,
+        h("p", { class: "hint" }, error.status === 403 ? "This needs a key with the scope “admin”." : error.message),
+      ),
   );
   return place;
 }

@@ -38,7 +38,14 @@ function parts(gallery, found, place, signal) {
       const change = (query) => call("PATCH", galleryPath(gallery), { json: changed, query, signal });
       const now = await change().catch(async (error) => {
         if (error.code !== "retention_unconfirmed") throw error;
-        if (!(await confirmed({ title: "Delete old photos?", text: `${problem(error).text} This cannot be undone.`, yes: "Delete" }))) throw error;
+        if (
+          !(await confirmed({
+            title: "Delete old photos?",
+            text: `${problem(error).text} This cannot be undone.`,
+            yes: "Delete",
+          }))
+        )
+          throw error;
         return change({ confirm: error.document.confirm });
       });
       toast("Saved. Searches now use these settings.");
@@ -50,7 +57,13 @@ function parts(gallery, found, place, signal) {
   };
   return [
     h("form", { class: "card stack", onSubmit: save }, form.elements, wrong, h("div", { class: "actions" }, go)),
-    h("div", { class: "stack" }, about(gallery, found), files(gallery, found, signal), removal(gallery, found, place, signal)),
+    h(
+      "div",
+      { class: "stack" },
+      about(gallery, found),
+      files(gallery, found, signal),
+      removal(gallery, found, place, signal),
+    ),
   ];
 }
 
@@ -93,12 +106,27 @@ function files(gallery, found, signal) {
     begin.disabled = true;
     const onProgress = (share) => {
       bar.value = share;
-      far.textContent = share < 1 ? `${bytes(share * file.size)} of ${bytes(file.size)} sent` : "Sent. The server imports the rest…";
+      far.textContent =
+        share < 1 ? `${bytes(share * file.size)} of ${bytes(file.size)} sent` : "Sent. The server imports the rest…";
     };
     onProgress(0);
-    fill(told, h("p", {}, `Importing “${file.name}”. Leaving this page cancels the import.`), bar, far, h("div", { class: "actions" }, button("Stop", () => stop.abort())));
+    fill(
+      told,
+      h("p", {}, `Importing “${file.name}”. Leaving this page cancels the import.`),
+      bar,
+      far,
+      h(
+        "div",
+        { class: "actions" },
+        button("Stop", () => stop.abort()),
+      ),
+    );
     try {
-      const report = await upload(`${galleryPath(gallery)}/import`, file, { type: "application/x-ndjson", onProgress, signal: until });
+      const report = await upload(`${galleryPath(gallery)}/import`, file, {
+        type: "application/x-ndjson",
+        onProgress,
+        signal: until,
+      });
       fill(told, imported(report));
     } catch (error) {
       const partly = error.document?.report;
@@ -113,12 +141,23 @@ function files(gallery, found, signal) {
     "section",
     { class: "card" },
     h("h2", {}, "Export and import"),
-    h("p", {}, "A file of all people with their embeddings, for another Kith or as an archive. It is not encrypted: protect it like the photos."),
-    many && h("p", { class: "hint" }, "This gallery is large, and the browser holds the file in memory. Use “kith gallery export” instead."),
+    h(
+      "p",
+      {},
+      "A file of all people with their embeddings, for another Kith or as an archive. It is not encrypted: protect it like the photos.",
+    ),
+    many &&
+      h(
+        "p",
+        { class: "hint" },
+        "This gallery is large, and the browser holds the file in memory. Use “kith gallery export” instead.",
+      ),
     h(
       "div",
       { class: "actions" },
-      button("Export", () => download(`${galleryPath(gallery)}/export`, `${gallery}.ndjson`, { signal }), { icon: "upload" }),
+      button("Export", () => download(`${galleryPath(gallery)}/export`, `${gallery}.ndjson`, { signal }), {
+        icon: "upload",
+      }),
       begin,
       take,
     ),
@@ -130,10 +169,20 @@ function files(gallery, found, signal) {
 const CANCELED = "The import was canceled. Imported data stays. Import the same file again to continue.";
 
 /** The result of an import: counts, and refused items with reasons. */
-function imported({ subject_count: subjects, template_count: templates, present_count: present, refused_count: refused, refusals }) {
+function imported({
+  subject_count: subjects,
+  template_count: templates,
+  present_count: present,
+  refused_count: refused,
+  refusals,
+}) {
   const of = refused > refusals.length ? ` (first ${whole(refusals.length)} listed)` : "";
   return [
-    h("p", {}, `Imported: ${counted(subjects, "person", "people")}, ${counted(templates, "photo")}. Skipped: ${whole(present)}. Refused: ${whole(refused)}${of}.`),
+    h(
+      "p",
+      {},
+      `Imported: ${counted(subjects, "person", "people")}, ${counted(templates, "photo")}. Skipped: ${whole(present)}. Refused: ${whole(refused)}${of}.`,
+    ),
     refused > 0 &&
       h(
         "details",
@@ -159,10 +208,21 @@ function removal(gallery, found, place, signal) {
       new Aside(gallery).clear();
       if (signal.aborted) return toast(`“${gallery}” is deleted. Receipt ${gone.receipt.id}.`);
       const on = linkButton("Back to galleries", "#/galleries", { kind: "primary" });
-      fill(place.closest(".page"), heading(gallery), receipt(gone.receipt, `“${gallery}” is deleted`), h("div", { class: "actions" }, on));
+      fill(
+        place.closest(".page"),
+        heading(gallery),
+        receipt(gone.receipt, `“${gallery}” is deleted`),
+        h("div", { class: "actions" }, on),
+      );
       on.focus(); // the clicked button was removed
     },
     { kind: "danger", icon: "trash" },
   );
-  return h("section", { class: "card" }, h("h2", {}, "Delete"), h("p", {}, "Deletes the gallery and erases all data of its people. This cannot be undone."), h("div", { class: "actions" }, remove));
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "Delete"),
+    h("p", {}, "Deletes the gallery and erases all data of its people. This cannot be undone."),
+    h("div", { class: "actions" }, remove),
+  );
 }

@@ -29,7 +29,11 @@ export function render({ gallery, subject }, signal) {
       return [heading(subject), problemBox(error)];
     }
   });
-  return fill(page, h("nav", { "aria-label": "Breadcrumb" }, h("a", { class: "back", href: at }, icon("back"), gallery)), content);
+  return fill(
+    page,
+    h("nav", { "aria-label": "Breadcrumb" }, h("a", { class: "back", href: at }, icon("back"), gallery)),
+    content,
+  );
 }
 
 function view({ gallery, person, templates, decoys, keeps }, page, signal) {
@@ -37,11 +41,20 @@ function view({ gallery, person, templates, decoys, keeps }, page, signal) {
   return h(
     "div",
     { class: "stack wide" },
-    heading(words.called(person), `In “${gallery}” since ${when(person.created_at)}.`, linkButton("Add photos", add, { kind: "primary", icon: "plus" })),
+    heading(
+      words.called(person),
+      `In “${gallery}” since ${when(person.created_at)}.`,
+      linkButton("Add photos", add, { kind: "primary", icon: "plus" }),
+    ),
     h(
       "div",
       { class: "columns" },
-      h("div", { class: "stack" }, photos({ gallery, person, templates, keeps }, add, signal), mistakes(gallery, person, decoys)),
+      h(
+        "div",
+        { class: "stack" },
+        photos({ gallery, person, templates, keeps }, add, signal),
+        mistakes(gallery, person, decoys),
+      ),
       h("div", { class: "stack" }, edit(gallery, person, signal), rights(gallery, person, templates, page, signal)),
     ),
   );
@@ -51,10 +64,36 @@ function view({ gallery, person, templates, decoys, keeps }, page, signal) {
 function photos({ gallery, person, templates, keeps }, add, signal) {
   const section = h("section", { class: "stack", "aria-label": "Photos", tabindex: "-1" });
   const pictures = new Pictures(gallery, signal);
-  const none = () => empty("photo", "No photos yet", "Without a photo, searches cannot find this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" }));
-  const show = () => fill(section, templates.length === 0 ? none() : [headline(), h("ul", { class: "stack" }, templates.map((one) => h("li", { class: "card" }, line(one))))]);
-  const headline = () =>
-    [h("h2", {}, counted(templates.length, "photo")), !keeps && h("p", { class: "hint" }, "To see pictures here, turn on “Keep a small picture of each enrolled face” in the gallery's settings, then add photos again.")];
+  const none = () =>
+    empty(
+      "photo",
+      "No photos yet",
+      "Without a photo, searches cannot find this person.",
+      linkButton("Add photos", add, { kind: "primary", icon: "plus" }),
+    );
+  const show = () =>
+    fill(
+      section,
+      templates.length === 0
+        ? none()
+        : [
+            headline(),
+            h(
+              "ul",
+              { class: "stack" },
+              templates.map((one) => h("li", { class: "card" }, line(one))),
+            ),
+          ],
+    );
+  const headline = () => [
+    h("h2", {}, counted(templates.length, "photo")),
+    !keeps &&
+      h(
+        "p",
+        { class: "hint" },
+        "To see pictures here, turn on “Keep a small picture of each enrolled face” in the gallery's settings, then add photos again.",
+      ),
+  ];
   const gone = (template) => {
     templates.splice(templates.indexOf(template), 1);
     show();
@@ -67,19 +106,39 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
     return h(
       "div",
       { class: "photo-row" },
-      keeps && quality ? pictures.photo(person.id, template.id, `Stored picture of ${words.called(person)}`) : h("span", { class: "thumb blank", "aria-hidden": "true" }, icon(quality ? "enroll" : "hygiene")),
+      keeps && quality
+        ? pictures.photo(person.id, template.id, `Stored picture of ${words.called(person)}`)
+        : h("span", { class: "thumb blank", "aria-hidden": "true" }, icon(quality ? "enroll" : "hygiene")),
       h(
         "div",
         { class: "stack tight" },
-        h("p", {}, h("strong", {}, quality ? `Photo, ${words.quality(quality.score)} quality` : "Embedding"), `, added ${when(template.created_at)}`),
+        h(
+          "p",
+          {},
+          h("strong", {}, quality ? `Photo, ${words.quality(quality.score)} quality` : "Embedding"),
+          `, added ${when(template.created_at)}`,
+        ),
         quality && bar(quality.score),
-        h("div", { class: "actions" }, small(button("Move", () => move(template), { icon: "move" })), small(button("Delete", () => remove(template), { kind: "danger", icon: "trash" }))),
+        h(
+          "div",
+          { class: "actions" },
+          small(button("Move", () => move(template), { icon: "move" })),
+          small(button("Delete", () => remove(template), { kind: "danger", icon: "trash" })),
+        ),
         quality &&
           h(
             "details",
             { class: "details" },
             h("summary", {}, "Details"),
-            h("dl", { class: "facts" }, [...words.qualities(quality), ["Quality score", quality.score.toFixed(2)], ["Template", h("code", {}, template.id.slice(0, 12))]].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+            h(
+              "dl",
+              { class: "facts" },
+              [
+                ...words.qualities(quality),
+                ["Quality score", quality.score.toFixed(2)],
+                ["Template", h("code", {}, template.id.slice(0, 12))],
+              ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+            ),
           ),
       ),
     );
@@ -89,7 +148,9 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
     const last = templates.length === 1;
     const sure = await confirmed({
       title: "Delete this photo?",
-      text: last ? `It is the only photo. Searches cannot find ${words.called(person)} until you add another one.` : "This cannot be undone.",
+      text: last
+        ? `It is the only photo. Searches cannot find ${words.called(person)} until you add another one.`
+        : "This cannot be undone.",
       yes: "Delete",
     });
     if (!sure) return;
@@ -115,7 +176,8 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
             go.disabled = true;
             try {
               const found = await to.find();
-              if (!found || found.id === person.id) return fill(wrong, icon("warning"), found ? "The photo already belongs to this person." : to.unfound);
+              if (!found || found.id === person.id)
+                return fill(wrong, icon("warning"), found ? "The photo already belongs to this person." : to.unfound);
               await call("PATCH", templatePath(gallery, person.id, template.id), { json: { subject: found.id } });
               box.close();
               gone(template);
@@ -129,7 +191,12 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
         },
         to,
         wrong,
-        h("div", { class: "actions end" }, h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"), go),
+        h(
+          "div",
+          { class: "actions end" },
+          h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"),
+          go,
+        ),
       ),
     );
   }
@@ -141,21 +208,38 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
 function mistakes(gallery, person, decoys) {
   const section = h("section", { class: "stack", "aria-label": "Corrected mistakes", tabindex: "-1" });
   const line = (decoy) => {
-    const remove = button("Remove", async () => {
-      await call("DELETE", `${decoysPath(gallery, person.id)}/${decoy.id}`);
-      decoys.splice(decoys.indexOf(decoy), 1);
-      show();
-      section.focus(); // the focused button was removed
-    }, { icon: "trash" });
+    const remove = button(
+      "Remove",
+      async () => {
+        await call("DELETE", `${decoysPath(gallery, person.id)}/${decoy.id}`);
+        decoys.splice(decoys.indexOf(decoy), 1);
+        show();
+        section.focus(); // the focused button was removed
+      },
+      { icon: "trash" },
+    );
     remove.classList.add("small");
-    return h("li", { class: "card" }, h("div", { class: "row between" }, h("p", {}, `Somebody else, noted ${when(decoy.created_at)}`, !decoy.in_use && ", for another recognizer"), remove));
+    return h(
+      "li",
+      { class: "card" },
+      h(
+        "div",
+        { class: "row between" },
+        h("p", {}, `Somebody else, noted ${when(decoy.created_at)}`, !decoy.in_use && ", for another recognizer"),
+        remove,
+      ),
+    );
   };
   const show = () =>
     fill(
       section,
       decoys.length > 0 && [
         h("h2", {}, counted(decoys.length, "corrected mistake")),
-        h("p", { class: "hint" }, `Faces more similar to these than to ${words.called(person)} are not identified as ${words.called(person)}. No pictures of them are stored.`),
+        h(
+          "p",
+          { class: "hint" },
+          `Faces more similar to these than to ${words.called(person)} are not identified as ${words.called(person)}. No pictures of them are stored.`,
+        ),
         h("ul", { class: "stack" }, decoys.map(line)),
       ],
     );
@@ -164,7 +248,11 @@ function mistakes(gallery, person, decoys) {
 }
 
 const bar = (score) =>
-  h("div", { class: "meter enough slim", role: "img", "aria-label": `Quality ${score.toFixed(2)} of 1` }, h("span", { class: "meter-fill", style: { width: `${score * 100}%` } }));
+  h(
+    "div",
+    { class: "meter enough slim", role: "img", "aria-label": `Quality ${score.toFixed(2)} of 1` },
+    h("span", { class: "meter-fill", style: { width: `${score * 100}%` } }),
+  );
 
 function edit(gallery, person, signal) {
   const form = personForm(person);
@@ -180,7 +268,10 @@ function edit(gallery, person, signal) {
         go.disabled = true;
         const card = event.currentTarget;
         try {
-          Object.assign(person, await call("PATCH", subjectPath(gallery, person.id), { json, parse: words.parsed, signal }));
+          Object.assign(
+            person,
+            await call("PATCH", subjectPath(gallery, person.id), { json, parse: words.parsed, signal }),
+          );
           document.querySelector("main h1").textContent = words.called(person);
           const now = edit(gallery, person, signal); // start the next edit from what is stored now
           card.replaceWith(now);
@@ -212,7 +303,16 @@ function rights(gallery, person, templates, page, signal) {
     const gone = await call("DELETE", subjectPath(gallery, person.id));
     new Aside(gallery).forget(person.id);
     if (signal.aborted) return toast(`${name} is deleted. Receipt ${gone.receipt.id}.`);
-    fill(page, heading(name), receipt(gone.receipt, "Deleted"), h("div", { class: "actions" }, linkButton(`Back to ${gallery}`, `#/galleries/${encodeURIComponent(gallery)}`, { kind: "primary" })));
+    fill(
+      page,
+      heading(name),
+      receipt(gone.receipt, "Deleted"),
+      h(
+        "div",
+        { class: "actions" },
+        linkButton(`Back to ${gallery}`, `#/galleries/${encodeURIComponent(gallery)}`, { kind: "primary" }),
+      ),
+    );
     page.querySelector("a").focus();
   };
   return h(
@@ -223,7 +323,11 @@ function rights(gallery, person, templates, page, signal) {
     h(
       "div",
       { class: "actions" },
-      button("Download data", () => download(`${subjectPath(gallery, person.id)}/export`, `${person.id}.json`, { signal }), { icon: "docs" }),
+      button(
+        "Download data",
+        () => download(`${subjectPath(gallery, person.id)}/export`, `${person.id}.json`, { signal }),
+        { icon: "docs" },
+      ),
       button("Delete the person", remove, { kind: "danger", icon: "trash" }),
     ),
     h("p", { class: "hint" }, "The download needs a key with the scope “admin”, the deletion one with “enroll”."),

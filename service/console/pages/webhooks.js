@@ -16,11 +16,7 @@ const TYPES = {
   drift: "Decisions became unlike the calibration",
   job_finished: "A job ended",
 };
-const OUTCOMES = {
-  identified: "A known person",
-  uncertain: "Perhaps a known person",
-  unknown: "A stranger",
-};
+const OUTCOMES = { identified: "A known person", uncertain: "Perhaps a known person", unknown: "A stranger" };
 export const title = () => "Webhooks";
 
 export function render(params, signal) {
@@ -166,12 +162,7 @@ async function create(signal, tell) {
       const made = await call("POST", "/v1/webhooks", { json });
       form.close();
       tell();
-      secretDialog(
-        "The secret of the webhook",
-        "Secret",
-        made.secret,
-        "The receiver verifies signatures with it.",
-      );
+      secretDialog("The secret of the webhook", "Secret", made.secret, "The receiver verifies signatures with it.");
     } catch (error) {
       fill(told, problemBox(error));
     } finally {
@@ -186,7 +177,12 @@ async function create(signal, tell) {
       h("legend", {}, legend),
       h("p", { class: "hint" }, hint),
       boxes.map((one) =>
-        h("label", { class: "check" }, one, h("span", {}, ` ${one.value}`, h("span", { class: "hint" }, ` ${hints[one.value] ?? ""}`))),
+        h(
+          "label",
+          { class: "check" },
+          one,
+          h("span", {}, ` ${one.value}`, h("span", { class: "hint" }, ` ${hints[one.value] ?? ""}`)),
+        ),
       ),
     );
   const form = dialog(
