@@ -40,7 +40,7 @@ SCOPES: Final[Sequence[Scope]] = ("identify", "read", "enroll", "vectors")
 SAME: Final = 0.97
 """Minimum cosine of a photo to itself, in any batch and on any server."""
 NOISE: Final = 0.05
-"""Length of what a vector of a face is moved by: its cosine stays 0.999, so that the mean of a subject is each of them."""
+"""Length of what moves the vector of a face: its cosine stays 0.999, so that the mean of a subject is each of them."""
 DIFFERENT: Final = 0.93
 """Maximum cosine of two of the photos."""
 REFUSALS: Final = {(503, "overloaded"), (503, "storage_busy"), (504, "deadline_exceeded")}
