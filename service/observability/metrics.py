@@ -1,6 +1,6 @@
 """Metrics of this process: counters and histograms, and the series that are built for one scrape.
 
-The only module that imports prometheus_client. docs/observability.md lists every metric; a test compares. Label values
+The only module that imports prometheus_client. The help texts are the list in docs/observability.md. Label values
 come from small sets (stages, outcomes, routes, networks), so that requests cannot make memory grow.
 """
 
@@ -71,7 +71,7 @@ class Metrics:
             "route",
             "status",
         )
-        self._stages = self._histogram("kith_stage_seconds", "Duration of stages.", BUCKETS_S, "stage", "lane")
+        self._stages = self._histogram("kith_stage_seconds", "Stages, failed ones too.", BUCKETS_S, "stage", "lane")
         self._faces = self._histogram("kith_photo_faces", "Faces per photo.", FACE_BUCKETS, "lane")
         self._qualities = self._histogram("kith_face_quality", "Quality scores of faces.", QUALITY_BUCKETS, "lane")
         self._similarities = self._histogram(
@@ -91,7 +91,7 @@ class Metrics:
             "outcome",
             ["enrolled"],
         )
-        self._events = self._counter("kith_events_sent", "Events that receivers have got.", "to", get_args(Receiver))
+        self._events = self._counter("kith_events_sent", "Events sent, or acknowledged.", "to", get_args(Receiver))
         self._event_failures = self._counter(
             "kith_event_failures", "Failed attempts to send events, or to connect.", "to", ["webhook", "mqtt"]
         )
@@ -105,7 +105,10 @@ class Metrics:
         )
         self._refused = Counter("kith_refused", "Items rejected by a full queue.", ["network"], registry=self.registry)
         self._dropped = Counter(
-            "kith_dropped", "Items removed from a queue unprocessed.", ["network", "reason"], registry=self.registry
+            "kith_dropped",
+            "Items removed unprocessed: canceled, or failed.",
+            ["network", "reason"],
+            registry=self.registry,
         )
 
     @contextmanager

@@ -47,9 +47,9 @@ class MetricsExport:
         about = "1 for the engine of each network."
         gauge("kith_network_info", about, engines, "network", "engine", "precision", "provider")
         gauge("kith_start_time_seconds", "Start of the service, seconds since 1970.", metrics.started_at_s)
-        gauge("kith_requests_in_progress", "Requests in progress.", metrics.in_progress)
+        gauge("kith_requests_in_progress", "Requests in progress, this one included.", metrics.in_progress)
         gauge("kith_event_streams", "Open event streams.", metrics.open_streams)
-        about = "1 while this process sends events to the MQTT broker."
+        about = "1 while this process sends events to the MQTT broker. One of all servers does: use max."
         gauge("kith_mqtt_connected", about, dict(metrics.mqtt_connected), "broker")
         queued = {(b.name, "requests"): b.queue.foreground_count for b in networks}
         queued |= {(b.name, "background"): b.queue.background_count for b in networks}
@@ -72,7 +72,7 @@ class MetricsExport:
         about = "Mean similarity that the calibration expects of identified faces."
         series.gauge("kith_mated_similarity_expected", about, {k: one.expected for k, one in mated.items()}, "gallery")
         states = {(name, state): state == drift.state for name, drift in named for state in STATES}
-        series.gauge("kith_drift_state", "1 for the drift state of a gallery.", states, "gallery", "state")
+        series.gauge("kith_drift_state", "1 for the drift state.", states, "gallery", "state")
 
     def _add_sample(self, series: ScrapeSeries, sample: ServiceState) -> None:
         """Add readiness, disk and database figures. A stale sample exports its age only."""
@@ -99,7 +99,7 @@ class MetricsExport:
             gauge("kith_gallery_subjects", "Subjects of a gallery.", subjects, "gallery")
             gauge("kith_gallery_templates", "Templates of a gallery.", templates, "gallery")
         if (lags := sample.index_lag) is not None:
-            about = "Committed changes that an index of this process has not applied yet."
+            about = "Committed changes that an index of this process has not applied yet, at most 10000."
             gauge("kith_index_lag_lines", about, {name: lag.line_count for name, lag in lags.items()}, "gallery")
             about = "Time since an index was last current."
             gauge("kith_index_lag_seconds", about, {name: lag.seconds for name, lag in lags.items()}, "gallery")

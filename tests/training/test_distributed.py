@@ -63,8 +63,8 @@ def two_ranks(folder: Path, output: Path, settings: dict[str, str]) -> None:
     assert done.returncode == 0, "\n".join(said)
 
 
-def test_a_step_exchanges_what_the_documents_say(tmp_path: Path) -> None:
-    """The table of docs/training.md: collectives and reads of one step, by kind of head."""
+def test_collectives_and_reads_of_a_step(tmp_path: Path) -> None:
+    """Count collectives and reads of one step, by kind of head."""
     common = {**COMMON, "loop.epochs": "2"}
     special: list[dict[str, str]] = [
         {"head.name": "cosface"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -28,20 +28,29 @@ class Utc(sa.TypeDecorator[datetime]):
         return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
 
 
-def _table(name: str, *items: sa.schema.SchemaItem, **options: Any) -> sa.Table:
-    return sa.Table(name, metadata, *items, **options)
+class Stored(NamedTuple):
+    """Row of docs/privacy.md: the personal data in a table, how they are protected, and when they are deleted."""
+
+    personal: str
+    form: str = "plain"
+    deleted: str = "with the gallery"
 
 
-def _numbered(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
+def _table(name: str, stored: Stored, *items: sa.schema.SchemaItem, **options: Any) -> sa.Table:
+    return sa.Table(name, metadata, *items, info={"stored": stored}, **options)
+
+
+def _numbered(name: str, stored: Stored, *items: sa.schema.SchemaItem) -> sa.Table:
     """Define a table with row keys that are never reused, even those of deleted rows."""
     key = sa.Column("pk", Key, primary_key=True, autoincrement=True)
-    return _table(name, key, *items, sqlite_autoincrement=True)
+    return _table(name, stored, key, *items, sqlite_autoincrement=True)
 
 
 # companion_of: the gallery whose strangers are the subjects of this one. The check of this key waits for the end of a
 # restore, which may insert a companion first.
 galleries = _numbered(
     "galleries",
+    Stored("none: names, settings, counts", "plain", "on deletion"),
     sa.Column("name", sa.String(80), nullable=False, unique=True),
     sa.Column("fingerprint", sa.String(64), nullable=False),
     sa.Column("dimension", sa.Integer, nullable=False),
@@ -63,6 +72,7 @@ galleries = _numbered(
 # another recognizer adds a second one, and keeps the first for a rollback.
 generations = _table(
     "generations",
+    Stored("none: recognizers, counts"),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
     sa.Column("generation", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("fingerprint", sa.String(64), nullable=False),
@@ -77,6 +87,7 @@ generations = _table(
 # mistaken for. The check of this key waits for the end of a restore, which may insert an outsider first.
 subjects = _numbered(
     "subjects",
+    Stored("id, name, metadata, tags; visits of strangers", "encrypted; visits plain", "on deletion; strangers by age"),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("owner_pk", sa.ForeignKey("subjects.pk", ondelete="CASCADE", deferrable=True, initially="DEFERRED")),
     sa.Column("lookup", sa.String(32), nullable=False),
@@ -97,6 +108,7 @@ for _name, *_columns in (
 # Keyed hashes of tags and metadata entries, so that a filter is an index lookup.
 labels = _table(
     "labels",
+    Stored("tags and metadata of subjects", "keyed hashes", "with the subject"),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
     sa.Column("label", sa.String(32), primary_key=True),
     sa.Column("subject_pk", sa.ForeignKey("subjects.pk", ondelete="CASCADE"), primary_key=True),
@@ -106,6 +118,7 @@ labels = _table(
 # moved: the template belonged to another subject before, and still does in older backups.
 templates = _numbered(
     "templates",
+    Stored("time, kind, quality", "plain", "on deletion, or after `retention_days`"),
     sa.Column("id", sa.String(32), nullable=False),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("subject_pk", sa.ForeignKey("subjects.pk", ondelete="CASCADE"), nullable=False),
@@ -125,6 +138,7 @@ OF_PERSON: Final = templates.c.subject_pk.not_in(sa.select(_outsiders.c.pk).wher
 # Sealed embeddings of a template, one for each generation.
 vectors = _table(
     "vectors",
+    Stored("biometric templates, also of decoys and strangers", "encrypted", "with the template"),
     sa.Column("template_pk", sa.ForeignKey("templates.pk", ondelete="CASCADE"), primary_key=True),
     sa.Column("generation", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("vector", sa.LargeBinary, nullable=False),
@@ -133,6 +147,7 @@ vectors = _table(
 # Sealed face crops, if the gallery keeps them, so that another recognizer can embed them.
 crops = _table(
     "crops",
+    Stored("face crops and landmarks, if the gallery keeps crops", "encrypted", "with the template"),
     sa.Column("template_pk", sa.ForeignKey("templates.pk", ondelete="CASCADE"), primary_key=True),
     sa.Column("sealed", sa.LargeBinary, nullable=False),
 )
@@ -140,6 +155,7 @@ crops = _table(
 # Albums: faces of uploaded photos, grouped into people. id: of the job that makes it. generation: of the vectors.
 albums = _numbered(
     "albums",
+    Stored("none: numbers of photos and faces, times", "plain", "on deletion; after `KITH_RETENTION_ALBUMS_DAYS`"),
     sa.Column("id", sa.String(32), nullable=False, unique=True),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("generation", sa.Integer, nullable=False),
@@ -160,6 +176,7 @@ albums = _numbered(
 # to the last one that it needs.
 album_faces = _numbered(
     "album_faces",
+    Stored("photo name, quality, template and crop of each face", "encrypted", "with the album; when enrolled"),
     sa.Column("id", sa.String(32), nullable=False),
     sa.Column("album_pk", sa.ForeignKey("albums.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("group_number", sa.Integer),
@@ -178,6 +195,7 @@ album_faces = _numbered(
 # Change log. No foreign key to templates: the line of a removal outlives its template.
 changes = _table(
     "changes",
+    Stored("none: row numbers", "plain", "when all indexes have read them"),
     sa.Column("sequence", Key, primary_key=True, autoincrement=True),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("template_pk", Key, nullable=False),
@@ -199,6 +217,7 @@ def last_change() -> sa.ScalarSelect[int]:
 # the key and of the request. sealed: the answer, under the gallery's key.
 idempotency = _table(
     "idempotency",
+    Stored("answers to enrollments: template ids, quality", "encrypted", "with the subject; after 14 days"),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
     sa.Column("lookup", sa.String(32), primary_key=True),
     sa.Column("subject_pk", sa.ForeignKey("subjects.pk", ondelete="CASCADE"), nullable=False),
@@ -211,6 +230,7 @@ idempotency = _table(
 # Latest score distribution of each generation, derived by one process for all.
 evidence = _table(
     "evidence",
+    Stored("none: distributions of similarities"),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
     sa.Column("generation", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("sequence", Key, nullable=False),
@@ -222,6 +242,7 @@ evidence = _table(
 # Positions of shared indexes in a gallery's change log. scanned: last subject that a first scan copied; null after it.
 index_states = _table(
     "index_states",
+    Stored("none: positions"),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
     sa.Column("generation", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("engine", sa.String(32), primary_key=True),
@@ -235,6 +256,7 @@ index_states = _table(
 # failed. erased: key of the gallery's last receipt when the job was queued.
 jobs = _numbered(
     "jobs",
+    Stored("progress, caller's key id, problem", "plain; problem encrypted", "after `KITH_RETENTION_JOBS_DAYS`"),
     sa.Column("id", sa.String(32), nullable=False, unique=True),
     sa.Column("kind", sa.String(32), nullable=False),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
@@ -258,6 +280,7 @@ jobs = _numbered(
 # subject: keyed hash of the subject's id. Both are null once the subject was erased (service.storage.db.triggers).
 job_items = _numbered(
     "job_items",
+    Stored("files and subjects; of an album the refused photos", "encrypted", "with the job; with the subject"),
     sa.Column("job_pk", sa.ForeignKey("jobs.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("lookup", sa.String(32), nullable=False),
     sa.Column("sealed", sa.LargeBinary),
@@ -272,6 +295,7 @@ job_items = _numbered(
 # Data keys of galleries, wrapped by the master key. Without its data key a gallery is unreadable.
 data_keys = _table(
     "data_keys",
+    Stored("none: keys of the galleries", "wrapped by the master key", "with the gallery"),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
     sa.Column("wrapped", sa.LargeBinary, nullable=False),
     sa.Column("master_key", sa.String(64), nullable=False),
@@ -281,6 +305,7 @@ data_keys = _table(
 # Secrets of the service by purpose, wrapped by the master key.
 secrets = _table(
     "secrets",
+    Stored("none: keys of the service", "wrapped by the master key", "never"),
     sa.Column("name", sa.String(32), primary_key=True),
     sa.Column("wrapped", sa.LargeBinary, nullable=False),
     sa.Column("master_key", sa.String(64), nullable=False),
@@ -291,6 +316,7 @@ secrets = _table(
 # revoked_at without revoked: end of a rotated key. mac: HMAC of all columns except used_at by the same secret.
 api_keys = _numbered(
     "api_keys",
+    Stored("names of keys, last use", "plain; the token as keyed hash", "never"),
     sa.Column("id", sa.String(16), nullable=False, unique=True),
     sa.Column("digest", sa.String(64), nullable=False),
     sa.Column("name", sa.String(128), nullable=False),
@@ -307,6 +333,7 @@ api_keys = _numbered(
 # One row with a random version, replaced whenever a column of api_keys except used_at changes.
 api_key_versions = _table(
     "api_key_versions",
+    Stored("none: a number", "plain", "never"),
     sa.Column("pk", Key, primary_key=True, autoincrement=False),
     sa.Column("version", Key, nullable=False),
 )
@@ -316,6 +343,7 @@ api_key_versions = _table(
 # random id. moved_to: subject or stranger that has the data of one that was merged or promoted (kind moved).
 erasures = _numbered(
     "erasures",
+    Stored("who was erased, and when", "keyed hash; of strangers and albums a random id", "never"),
     sa.Column("id", sa.String(32), nullable=False, unique=True),
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("gallery_pk", Key, nullable=False),
@@ -333,6 +361,7 @@ erasures = _numbered(
 # Leases of tasks that one process at a time runs for all.
 leases = _table(
     "leases",
+    Stored("none: names of tasks", "plain", "never"),
     sa.Column("name", sa.String(32), primary_key=True),
     sa.Column("owner", sa.String(64), nullable=False),
     sa.Column("until", Utc, nullable=False),
@@ -343,6 +372,7 @@ leases = _table(
 # which all were sent. failing_s: seconds of failing since failing_since. announced: topics of devices at a broker.
 receivers = _numbered(
     "receivers",
+    Stored("webhooks: address, filter, secret; MQTT: galleries", "encrypted; galleries plain", "on deletion"),
     sa.Column("id", sa.String(32), nullable=False, unique=True),
     sa.Column("sealed", sa.LargeBinary, nullable=False),
     sa.Column("xid", Key, nullable=False),
@@ -359,6 +389,7 @@ receivers = _numbered(
 # 0 in SQLite, whose writers take turns. subject_pk: the subject or stranger whom the sealed body names.
 events = _numbered(
     "events",
+    Stored("subject or stranger, decision, similarity", "encrypted", "with the subject; after a week"),
     sa.Column("id", sa.String(32), nullable=False, unique=True),
     sa.Column("xid", Key, nullable=False),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
@@ -376,6 +407,7 @@ events = _numbered(
 # hash. subject: keyed hash of the id.
 audit = _table(
     "audit",
+    Stored("actor, action, subject or stranger, time", "plain; subjects as keyed hashes", "after `KITH_AUDIT_DAYS`"),
     sa.Column("number", Key, primary_key=True, autoincrement=False),
     sa.Column("at", Utc, nullable=False),
     sa.Column("event", sa.String(64), nullable=False),
@@ -395,6 +427,7 @@ audit = _table(
 # reveal.
 audit_head = _table(
     "audit_head",
+    Stored("none: numbers and hashes", "plain", "never"),
     sa.Column("pk", Key, primary_key=True, autoincrement=False),
     sa.Column("pruned", Key, nullable=False),
     sa.Column("before", sa.String(64), nullable=False),

@@ -25,11 +25,8 @@ BUILT_IN_LABELS = {"instance", "job", "le"}
 def documented_metrics() -> list[tuple[str, str, frozenset[str]]]:
     """Return name, type and labels of each metric of docs/observability.md."""
     text = (ROOT / "docs" / "observability.md").read_text()
-    lines = re.findall(r"^- ((?:`(?:kith|process)_\w+`(?:, )?)+) \((\w+)(?:: ([^)]*))?\)", text, re.MULTILINE)
-    words = re.compile(r"`(\w+)`")
-    return [
-        (name, kind, frozenset(words.findall(labels))) for names, kind, labels in lines for name in words.findall(names)
-    ]
+    lines = re.findall(r"^\| `((?:kith|process)_\w+)` \| (\w+) \|(.*?)\|", text, re.MULTILINE)
+    return [(name, kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in lines]
 
 
 def documented() -> dict[str, frozenset[str]]:
