@@ -195,7 +195,7 @@ album_faces = _numbered(
 # Change log. No foreign key to templates: the line of a removal outlives its template.
 changes = _table(
     "changes",
-    Stored("none: row numbers", "plain", "when all indexes have read them"),
+    Stored("none: row numbers", "plain", "when the log is trimmed"),
     sa.Column("sequence", Key, primary_key=True, autoincrement=True),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("template_pk", Key, nullable=False),
