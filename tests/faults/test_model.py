@@ -7,15 +7,12 @@ import threading
 import time
 import uuid
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from kith import Kith, Risk
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.domain.gallery import GallerySettings, NewTemplate, SubjectFilter
@@ -25,7 +22,6 @@ from service.storage.db.tables import templates
 from tests.faults import LONG
 from tests.faults.history import NEVER, Kind, Operation, has_an_order
 from tests.faults.judging import operations_of, without_an_order
-from tests.faults.servers import serving
 from tests.faults.workers import (
     CONTEXT,
     DIMENSION,
@@ -82,48 +78,7 @@ def _quality(template: NewTemplate) -> float:
     return template.quality["score"] if template.quality else math.nan
 
 
-class Actor(Protocol):
-    """A process with an open gallery."""
-
-    def call(self, method: str, *arguments: Any) -> Any: ...
-
-
-class HttpActor:
-    """A server with the interface of :class:`Node`."""
-
-    def __init__(self, kith: Kith) -> None:
-        self._kith = kith
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        return getattr(self, f"_{method}")(*arguments)
-
-    def _put_subject(self, gallery: str, subject: str, metadata: dict[str, Any], tags: list[str]) -> None:
-        self._kith.put_subject(gallery, subject, None, metadata, tags)
-
-    def _delete_subject(self, gallery: str, subject: str) -> None:
-        self._kith.delete_subject(gallery, subject)
-
-    def _delete_template(self, gallery: str, subject: str, template: str) -> None:
-        self._kith.delete_template(gallery, subject, template)
-
-    def _move_template(self, gallery: str, subject: str, template: str, to: str) -> None:
-        self._kith.move_template(gallery, subject, template, to)
-
-    def _enroll(self, gallery: str, subject: str, new: list[NewTemplate]) -> list[str | None]:
-        given = [template.vector for template in new]
-        answer = self._kith.enroll(gallery, subject, embeddings=given, allow_duplicate=True, allow_inconsistent=True)
-        return [result.template for result in answer.results]
-
-    def _search(self, gallery: str, probes: Float, k: int, chosen: SubjectFilter | None) -> Found:
-        options: dict[str, Any] = {}
-        if chosen is not None:
-            options["filter"] = {"tags": chosen.tags, "metadata": dict(chosen.metadata)}
-        risk: Risk = {"threshold": 0.5}
-        answer = self._kith.identify(gallery, embeddings=list(probes), risk=risk, top_k=k, **options)
-        return [[(c.subject, c.similarity) for c in result.candidates] for result in answer.results]
-
-
-def play(actors: list[Actor], gallery: str, model: Model, dimension: int, steps: int, seed: int) -> Counter[str]:
+def play(actors: list[Worker], gallery: str, model: Model, steps: int, seed: int) -> Counter[str]:
     """Run random steps in random processes. After each step, the next search of every process must agree with the
     model.
     """
@@ -140,11 +95,9 @@ def play(actors: list[Actor], gallery: str, model: Model, dimension: int, steps:
             )
         )
         if step == "enroll":
-            vectors = l2_normalize(rng.normal(size=(int(rng.integers(1, 5)), dimension)))
-            new = [_of_some_quality(vector, rng, actor) for vector in vectors]
-            given = actor.call("enroll", gallery, subject, new)
-            if isinstance(actor, HttpActor):
-                new = [replace(template, id=name) for template, name in zip(new, given, strict=True)]
+            vectors = l2_normalize(rng.normal(size=(int(rng.integers(1, 5)), DIMENSION)))
+            new = [_of_some_quality(vector, rng) for vector in vectors]
+            actor.call("enroll", gallery, subject, new)
             model.enrolled.setdefault(subject, []).extend(new)
         elif step == "put subject":
             metadata, tags = {"floor": int(rng.integers(3))}, [str(rng.choice(["night", "day"]))]
@@ -164,17 +117,17 @@ def play(actors: list[Actor], gallery: str, model: Model, dimension: int, steps:
         else:
             continue
         done[step] += 1
-        probes = l2_normalize(rng.normal(size=(2, dimension)))
+        probes = l2_normalize(rng.normal(size=(2, DIMENSION)))
         k = int(rng.integers(2, SUBJECTS + 1))
         for chosen in (None, _some_filter(rng)):
             expected = model.search(probes, k, chosen)
             for each in actors:
-                _compare(each.call("search", gallery, probes, k, chosen), expected, 1e-5 + 5e-5 * _rounds(each))
+                _compare(each.call("search", gallery, probes, k, chosen), expected)
     return done
 
 
-def _of_some_quality(vector: Float, rng: np.random.Generator, actor: Actor) -> NewTemplate:
-    if rng.random() < 0.3 or isinstance(actor, HttpActor):
+def _of_some_quality(vector: Float, rng: np.random.Generator) -> NewTemplate:
+    if rng.random() < 0.3:
         return NewTemplate(uuid.uuid4().hex, vector, "embedding")
     return NewTemplate(uuid.uuid4().hex, vector, "photo", {"score": round(float(rng.random()), 3)})
 
@@ -184,39 +137,21 @@ def _some_filter(rng: np.random.Generator) -> SubjectFilter:
     return SubjectFilter((str(rng.choice(["night", "day"])),) if not metadata or rng.random() < 0.3 else (), metadata)
 
 
-def _rounds(actor: Actor) -> bool:
-    return isinstance(actor, HttpActor)
-
-
-def _compare(found: Found, expected: Found, tolerance: float) -> None:
+def _compare(found: Found, expected: Found) -> None:
     for hits, wanted in zip(found, expected, strict=True):
         assert [subject for subject, _ in hits] == [subject for subject, _ in wanted]
-        np.testing.assert_allclose([s for _, s in hits], [s for _, s in wanted], rtol=0, atol=tolerance)
+        np.testing.assert_allclose([s for _, s in hits], [s for _, s in wanted], rtol=0, atol=1e-5)
 
 
 def test_four_processes_answer_as_the_model_after_every_write(database_url: DatabaseUrl) -> None:
     url = fresh(database_url())
     workers = [Worker(url) for _ in range(4)]
     try:
-        done = play(list(workers), "g", Model(), DIMENSION, 400 if LONG else 40, seed=3)
+        done = play(workers, "g", Model(), 400 if LONG else 40, seed=3)
     finally:
         for worker in workers:
             worker.close()
     assert len(done) == 5 or not LONG, done
-
-
-def test_servers_and_stores_answer_alike(tmp_path: Path, some_database_url: DatabaseUrl) -> None:
-    url = some_database_url()
-    with serving(tmp_path, url, url) as (one, two), one.client() as first, two.client() as second:
-        first.create_gallery("g")
-        workers = [Worker(url)]
-        actors: list[Actor] = [HttpActor(first), HttpActor(second), *workers]
-        try:
-            done = play(actors, "g", Model(), first.model().dimension, 150 if LONG else 25, seed=4)
-        finally:
-            for worker in workers:
-                worker.close()
-    assert done.total() > 12
 
 
 def fresh(url: str, *galleries: str) -> str:

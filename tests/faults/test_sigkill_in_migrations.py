@@ -32,7 +32,6 @@ from service.usecases.migration import Migrations, aligned
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed
-from tests.faults.tally import Tally
 from tests.faults.workers import template_id
 from tests.packs import projected_pack
 from tests.postgres import DatabaseUrl
@@ -143,7 +142,7 @@ def also(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return projected_pack(tmp_path_factory.mktemp("packs")).directory
 
 
-def test_a_migration_killed_midway_goes_on(some_database_url: DatabaseUrl, also: Path, tally: Tally) -> None:
+def test_a_migration_killed_midway_goes_on(some_database_url: DatabaseUrl, also: Path) -> None:
     url, rng = some_database_url(), np.random.default_rng()
     with Place(url, also) as place:
         first = place.recognizers.default
@@ -153,12 +152,10 @@ def test_a_migration_killed_midway_goes_on(some_database_url: DatabaseUrl, also:
         state = "none"
         for _ in range(16 if LONG else 1):
             said = Killed(_walk, url, also, 1000).after(int(rng.integers(1, 6)), rng.uniform(0, 0.4))
-            tally.kills["migration to another recognizer"] += 1
             enrolled |= {what for kind, what in said if kind == "enrolled"}
             state = next((what for kind, what in reversed(said) if kind == "state"), state)
-            with tally.judging():
-                state = _judge(place, enrolled, state)
-                assert problems(url) == []
+            state = _judge(place, enrolled, state)
+            assert problems(url) == []
         Killed(_walk, url, also, 4 if LONG else 1).at_its_end()
         _judge(place, enrolled, None)
     assert problems(url) == []
