@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import sqlalchemy as sa
 
 from service.security.master_keys import GivenKeys, MasterKeys
@@ -14,6 +15,8 @@ from service.storage.repositories.store import Store
 TEXT = "00" * 31 + "07"
 ENVIRONMENT = {"KITH_MASTER_KEY": TEXT}
 MASTER = MasterKeys(GivenKeys(TEXT, "the tests"))
+ON_BOTH = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+"""Marks a storage test of what SQLite and PostgreSQL do in different ways: locks, order of commits, types, cascades."""
 
 
 def open_database(url: str) -> Database:

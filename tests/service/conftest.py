@@ -11,6 +11,7 @@ import pytest
 
 from service.index.milvus import Milvus
 from service.storage.db.engine import Database
+from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.nodes import Node, Nodes
 from tests.postgres import DatabaseUrl
@@ -26,6 +27,11 @@ def url(database_url: DatabaseUrl) -> str:
 def database(url: str) -> Iterator[Database]:
     with closing(open_database(url)) as opened:
         yield opened
+
+
+@pytest.fixture
+def store(database: Database) -> Store:
+    return Store(database)
 
 
 @pytest.fixture

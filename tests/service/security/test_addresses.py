@@ -47,18 +47,12 @@ METADATA = ["169.254.169.254", "169.254.170.2", "100.100.100.200", "192.0.0.192"
 PUBLIC = ["8.8.8.8", "1.1.1.1", "93.184.216.34", "172.32.0.1", "100.128.0.1", "2606:4700:4700::1111", "2a00:1450::1"]
 
 
-@pytest.mark.parametrize("address", METADATA)
-def test_cloud_metadata_addresses_are_not_public(address: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "expected"), [*((each, False) for each in METADATA), *((each, True) for each in PUBLIC)]
+)
+def test_hosts_on_the_internet_are_public_and_cloud_metadata_is_not(address: str, expected: bool) -> None:
     found = parsed(address)
-    assert found is not None
-    assert not is_public(found)
-
-
-@pytest.mark.parametrize("address", PUBLIC)
-def test_hosts_on_the_internet_are_public(address: str) -> None:
-    found = parsed(address)
-    assert found is not None
-    assert is_public(found)
+    assert found is not None and is_public(found) == expected
 
 
 @given(st.data())

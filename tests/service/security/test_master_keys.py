@@ -28,7 +28,7 @@ from service.storage.privacy.backup import back_up
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.store import Store
 from tests.databases import open_database
-from tests.faults.servers import Server
+from tests.faults.servers import serving
 from tests.postgres import DatabaseUrl
 
 KEY = b"k" * 32
@@ -118,18 +118,15 @@ def test_unknown_keys_are_looked_up_in_the_file_again(tmp_path: Path) -> None:
 
 def test_only_the_owner_and_a_group_may_read_the_file(tmp_path: Path) -> None:
     for mode in (0o400, 0o600, 0o440, 0o640):
-        key_file(tmp_path / f"{mode:o}", new_key_text(), mode).first()
+        file = key_file(tmp_path / f"{mode:o}", new_key_text(), mode)
+        file.first()
+        file.add()
+        assert stat.S_IMODE(file.path.stat().st_mode) == mode
     with pytest.raises(MasterKeyError, match="openssl rand -base64 32"):
         key_file(tmp_path / "short", "abc").first()
     for mode in (0o644, 0o604, 0o660, 0o602, 0o666):
         with pytest.raises(MasterKeyError, match=f"mode {mode:o}.*chmod 600"):
             key_file(tmp_path / f"{mode:o}", new_key_text(), mode).first()
-
-
-def test_a_file_keeps_its_mode_when_a_key_is_added(tmp_path: Path) -> None:
-    file = key_file(tmp_path / "f", new_key_text(), 0o640)
-    file.add()
-    assert stat.S_IMODE(file.path.stat().st_mode) == 0o640
 
 
 # Operating errors
@@ -267,17 +264,11 @@ def test_keys_added_concurrently_are_all_stored(tmp_path: Path) -> None:
     assert sorted(file.ids()) == sorted(added)
 
 
+@pytest.mark.long
 def test_two_servers_start_concurrently_on_an_empty_folder(tmp_path: Path) -> None:
-    servers = [Server(tmp_path) for _ in range(2)]
-    try:
-        for server in servers:
-            server.wait_until_ready()
-        with servers[0].client() as one, servers[1].client() as other:
-            one.create_gallery("g")
-            assert other.gallery("g").name == "g"
-    finally:
-        for server in servers:
-            server.kill()
+    with serving(tmp_path, None, None) as servers, servers[0].client() as one, servers[1].client() as other:
+        one.create_gallery("g")
+        assert other.gallery("g").name == "g"
 
 
 # Status output
@@ -388,22 +379,21 @@ def test_rotation_uses_the_new_key_although_others_are_listed_first(
 
 def test_a_key_is_distributed_before_its_first_use(run: Run, tmp_path: Path) -> None:
     settings = in_folder(tmp_path / "data")
+
+    def shown(key: str, galleries: int) -> str:
+        place = settings.default_key_path
+        return f'"id": "{key}", "place": "{place}", "in_use": true, "secrets": 3, "galleries": {galleries}'
+
     store = Store(open_own_database(settings))
     KeyFile(settings.default_key_path).add()
     new, old = KeyFile(settings.default_key_path).ids()
     store.galleries.create("g", "f" * 32, 8, GallerySettings())
     with closing_store(in_folder(tmp_path / "data")) as another:
         another.galleries.create("h", "f" * 32, 8, GallerySettings())
-    assert (
-        f'"id": "{old}", "place": "{settings.default_key_path}", "in_use": true, "secrets": 3, "galleries": 2'
-        in run("master", "show", "--json")
-    )
+    assert shown(old, 2) in run("master", "show", "--json")
     run("master", "rotate")
     store.galleries.create("i", "f" * 32, 8, GallerySettings())
-    assert (
-        f'"id": "{new}", "place": "{settings.default_key_path}", "in_use": true, "secrets": 3, "galleries": 3'
-        in run("master", "show", "--json")
-    )
+    assert shown(new, 3) in run("master", "show", "--json")
     store.close()
 
 

@@ -23,7 +23,7 @@ from service.storage.damage import SEALED, damage
 from service.storage.db.engine import Database
 from service.storage.db.tables import data_keys, metadata, receivers, secrets, subjects, vectors
 from service.storage.repositories.store import Store
-from tests.databases import TEXT, engine_of, open_database
+from tests.databases import ON_BOTH, TEXT, engine_of, open_database
 from tests.faults.workers import Node
 from tests.service.storage.privacy.test_backup import filled
 from tests.soundness import problems
@@ -52,6 +52,7 @@ def test_every_sealed_column_is_known() -> None:
     assert {*map(str, binary)} == {*map(str, SEALED), *map(str, others)}
 
 
+@ON_BOTH
 def test_an_altered_value_of_any_column_is_found(database: Database, url: str) -> None:
     filled(database)
     assert [*damage(database)] == []
@@ -143,8 +144,8 @@ UNSOUND: Final[dict[str, str | Callable[[Node], sa.Executable]]] = {
 
 
 @pytest.mark.parametrize("said", UNSOUND)
-def test_the_oracle_of_the_tests_finds(database_url: Callable[[], str], said: str) -> None:
-    url, rng = database_url(), np.random.default_rng(0)
+def test_the_oracle_of_the_tests_finds(tmp_path: Path, said: str) -> None:
+    url, rng = f"sqlite:///{tmp_path / 'kith.db'}", np.random.default_rng(0)
     with Node(url) as node:
         gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
         for i in range(12):

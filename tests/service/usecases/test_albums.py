@@ -1,20 +1,17 @@
+# ruff: noqa: S608 - statements of the tests' own
 """Albums through the API: groups of people, what people decide, deletion, a kill."""
 
 from __future__ import annotations
 
 import io
 import sqlite3
-import tarfile
 import threading
-import time
-import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -24,7 +21,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from kith import FileStream, Kith, KithClientError
+from kith import Kith, KithClientError
 from kith.wire.albums import AlbumGroupOut
 from kith.wire.jobs import JobOut
 from service.cli.tools.demo import alter
@@ -34,7 +31,7 @@ from service.domain.gallery import GallerySettings, NewTemplate
 from service.server import embedded
 from service.settings import Settings, load_settings
 from service.storage.db.row_sealing import ALBUM_FACE, ITEM
-from service.storage.db.tables import album_faces, job_items
+from service.storage.db.tables import album_faces, albums, job_items, jobs
 from service.storage.privacy.subject_access import everything_about
 from service.storage.repositories import albums as repository
 from service.storage.repositories.jobs import JobStore
@@ -42,27 +39,13 @@ from service.storage.repositories.store import Store
 from service.usecases import albums as usecase
 from tests.conftest import jpeg
 from tests.databases import open_database
-from tests.faults.servers import serving
 from tests.postgres import DatabaseUrl
+from tests.service.usecases.test_bulk_enrollment import Bytes, as_zip, has_done, is_eventually
 
 Photo = NDArray[np.uint8]
 OPERATOR = "an operator key of sufficient length"
-
-
-class Bytes:
-    def __init__(self, payload: bytes) -> None:
-        self.payload, self.size = payload, len(payload)
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self.payload
-
-
-def as_zip(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, payload in files.items():
-            archive.writestr(name, payload)
-    return buffer.getvalue()
+SHARED = "shared"
+G = "(SELECT pk FROM galleries WHERE name = 'g')"
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +81,8 @@ def kith(server: str) -> Iterator[Kith]:
     with Kith(server, OPERATOR) as kith:
         yield kith
         for gallery in list(kith.galleries()):
-            kith.delete_gallery(gallery.name)
+            if gallery.name != SHARED:
+                kith.delete_gallery(gallery.name)
 
 
 @pytest.fixture
@@ -107,12 +91,22 @@ def album(kith: Kith, photos: dict[str, bytes]) -> str:
     return made(kith, photos).id
 
 
-def made(kith: Kith, photos: dict[str, bytes], **options: Any) -> JobOut:
-    return kith.wait_for(kith.create_album("g", Bytes(as_zip(photos)), **options).id, 120)
+@pytest.fixture(scope="module")
+def shared(server: str, settings: Settings, photos: dict[str, bytes]) -> str:
+    """An album of the gallery SHARED that no test changes, and that does not expire."""
+    with Kith(server, OPERATOR) as kith, closing(sqlite3.connect(settings.data_dir / "kith.db")) as database, database:
+        kith.create_gallery(SHARED)
+        job = made(kith, photos, SHARED)
+        database.execute("UPDATE albums SET expires_at = '2100-01-01 00:00:00.000000' WHERE id = ?", [job.id])
+        return job.id
 
 
-def groups(kith: Kith, album: str, single: bool | None = False) -> dict[str, AlbumGroupOut]:
-    return {group.id: group for group in kith.album_groups("g", album, single)}
+def made(kith: Kith, photos: dict[str, bytes], gallery: str = "g") -> JobOut:
+    return kith.wait_for(kith.create_album(gallery, Bytes(as_zip(photos))).id, 120)
+
+
+def groups(kith: Kith, album: str, single: bool | None = False, gallery: str = "g") -> dict[str, AlbumGroupOut]:
+    return {group.id: group for group in kith.album_groups(gallery, album, single)}
 
 
 def shown(group: AlbumGroupOut) -> tuple[str, ...]:
@@ -185,16 +179,16 @@ def test_people_merge_split_and_enroll_groups(kith: Kith, album: str, photos: di
     assert (tom.template_count, tom.name) == (4, "Tom Hanks"), "the same faces of the same photos"
 
 
-def test_pictures_of_an_album_are_read_at_once_with_one_audit_line(kith: Kith, album: str, server: str) -> None:
+def test_pictures_of_an_album_are_read_at_once_with_one_audit_line(kith: Kith, shared: str) -> None:
     kith.create_gallery("elsewhere")
-    faces = [face.id for face in kith.album_faces("g", album, "g1")]
-    wanted = [{"album": album, "face": face} for face in [*faces, "0" * 32]]
-    crops = kith.crops("g", wanted)
+    faces = [face.id for face in kith.album_faces(SHARED, shared, "g1")]
+    wanted = [{"album": shared, "face": face} for face in [*faces, "0" * 32]]
+    crops = kith.crops(SHARED, wanted)
     assert crops[-1] is None and all(crops[:-1]) and len(set(crops)) == len(crops)
-    (line,) = kith.audit("g", event="crop_read")
-    assert line.details == {"count": len(faces), "albums": [album], "faces": faces}
+    line, *_ = kith.audit(SHARED, event="crop_read")
+    assert line.details == {"count": len(faces), "albums": [shared], "faces": faces}
     assert kith.crops("elsewhere", wanted) == [None] * len(wanted)
-    assert kith.crops("g", [{"album": "0" * 32, "face": faces[0]}]) == [None]
+    assert kith.crops(SHARED, [{"album": "0" * 32, "face": faces[0]}]) == [None]
 
 
 def test_faces_that_enrollment_refuses_stay(kith: Kith, album: str) -> None:
@@ -255,36 +249,48 @@ def test_a_face_whose_template_was_moved_to_somebody_else_stays(
     assert kith.subject("g", "tom").template_count == 4
 
 
-def test_mistakes_are_refused_with_what_to_do(kith: Kith, album: str, photos: dict[str, bytes]) -> None:
-    one, two = list(groups(kith, album).values())[:2]
-    assert problem(kith.enroll_album_group, "g", album, "g999", "ada") == (404, "album_group_not_found")
-    assert problem(kith.enroll_album_group, "g", album, one.id, "a/b") == (422, "invalid_request")
-    assert problem(kith.merge_album_group, "g", album, one.id, one.id) == (422, "invalid_request")
-    assert problem(kith.merge_album_group, "g", album, one.id, "g999") == (404, "album_group_not_found")
-    everyone = [face.id for face in kith.album_faces("g", album, one.id)]
-    assert problem(kith.split_album_group, "g", album, one.id, everyone) == (422, "invalid_request")
-    strange = [two.faces[0].id]
-    assert problem(kith.split_album_group, "g", album, one.id, strange) == (404, "album_group_not_found")
-    assert problem(kith.album, "g", "0" * 32) == (404, "album_not_found")
-    assert problem(kith.create_album, "g", Bytes(b"no archive" * 99)) == (422, "archive_invalid")
-    assert problem(kith.create_album, "g", Bytes(as_zip(photos)), 1.5) == (422, "invalid_request")
+def test_mistakes_are_refused_with_what_to_do(kith: Kith, shared: str, photos: dict[str, bytes]) -> None:
+    one, two = list(groups(kith, shared, gallery=SHARED).values())[:2]
+    everyone = [face.id for face in kith.album_faces(SHARED, shared, one.id)]
+    refusals: list[tuple[Callable[..., Any], tuple[Any, ...], tuple[int, str]]] = [
+        (kith.enroll_album_group, (shared, "g999", "ada"), (404, "album_group_not_found")),
+        (kith.enroll_album_group, (shared, one.id, "a/b"), (422, "invalid_request")),
+        (kith.merge_album_group, (shared, one.id, one.id), (422, "invalid_request")),
+        (kith.merge_album_group, (shared, one.id, "g999"), (404, "album_group_not_found")),
+        (kith.split_album_group, (shared, one.id, everyone), (422, "invalid_request")),
+        (kith.split_album_group, (shared, one.id, [two.faces[0].id]), (404, "album_group_not_found")),
+        (kith.album, ("0" * 32,), (404, "album_not_found")),
+        (kith.create_album, (Bytes(b"no archive" * 99),), (422, "archive_invalid")),
+        (kith.create_album, (Bytes(as_zip(photos)), 1.5), (422, "invalid_request")),
+    ]
+    for call, arguments, expected in refusals:
+        assert problem(call, SHARED, *arguments) == expected
     kith.create_gallery("elsewhere")
-    assert problem(kith.album, "elsewhere", album) == (404, "album_not_found")
+    assert problem(kith.album, "elsewhere", shared) == (404, "album_not_found")
 
 
-def test_pages_of_groups_and_faces_have_each_once(kith: Kith, album: str, server: str) -> None:
+def test_a_key_of_another_gallery_or_without_the_scope_sees_no_album(kith: Kith, shared: str, server: str) -> None:
+    reader = kith.create_key("reader", ["read"]).token
+    stranger = kith.create_key("stranger", ["read", "enroll"], galleries=["elsewhere"]).token
+    with Kith(server, reader) as reading, Kith(server, stranger) as other:
+        assert reading.album(SHARED, shared).state == "ready"
+        assert problem(reading.enroll_album_group, SHARED, shared, "g1", "ada") == (403, "forbidden")
+        assert problem(reading.delete_album, SHARED, shared) == (403, "forbidden")
+        assert problem(other.album, SHARED, shared) == (404, "gallery_not_found")
+
+
+def test_pages_of_groups_and_faces_have_each_once(kith: Kith, shared: str, server: str) -> None:
     for path, field in (("groups", "id"), ("groups/g1/faces", "id")):
         seen, cursor = list[str](), None
-        while True:
+        while not seen or cursor is not None:
             query = {"limit": "3"} | ({"cursor": cursor} if cursor else {})
-            url, headers = f"{server}/v1/galleries/g/albums/{album}/{path}", {"Authorization": f"Bearer {OPERATOR}"}
+            url, headers = f"{server}/v1/galleries/{SHARED}/albums/{shared}/{path}", {"X-API-Key": OPERATOR}
             page = httpx.get(url, params=query, headers=headers).json()
             seen += [one[field] for one in page["data"]]
-            if (cursor := page["next"]) is None:
-                break
+            cursor = page["next"]
         assert len(seen) == len(set(seen)) > 3
-    found = kith.album("g", album)
-    assert len(list(kith.album_groups("g", album))) == found.group_count + found.single_count
+    found = kith.album(SHARED, shared)
+    assert len(list(kith.album_groups(SHARED, shared))) == found.group_count + found.single_count
 
 
 def test_nothing_readable_is_stored_and_deletion_leaves_nothing(
@@ -301,42 +307,37 @@ def test_nothing_readable_is_stored_and_deletion_leaves_nothing(
     assert list((settings.data_dir / "spool").iterdir()) == []
 
 
-def rows(settings: Settings) -> dict[str, int]:
-    tables = ("albums", "album_faces", "job_items")
-    with closing(sqlite3.connect(settings.data_dir / "kith.db")) as database:
-        return {each: database.execute(f"SELECT count(*) FROM {each}").fetchone()[0] for each in tables}  # noqa: S608
-
-
 def many(photos: dict[str, bytes], count: int) -> dict[str, bytes]:
     """Return different photos of two people: JPEG decoders ignore what follows the image."""
     originals = list(photos.values())[:8]
     return {f"{number}.jpg": originals[number % 8] + str(number).encode() for number in range(count)}
 
 
-def has_done(kith: Kith, job: JobOut, count: int) -> None:
-    while (now := kith.job(job.id)).done_count < count:
-        assert now.state in ("queued", "running")
-        threading.Event().wait(0.02)
-
-
-def is_eventually(check: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.05)
+def rows(settings: Settings) -> dict[str, int]:
+    """Count the rows of gallery "g"."""
+    owned = {
+        "albums": f"gallery_pk = {G}",
+        "album_faces": f"album_pk NOT IN (SELECT pk FROM albums WHERE gallery_pk != {G})",
+        "job_items": f"job_pk NOT IN (SELECT pk FROM jobs WHERE gallery_pk != {G})",
+    }
+    with closing(sqlite3.connect(settings.data_dir / "kith.db")) as database:
+        return {
+            table: database.execute(f"SELECT count(*) FROM {table} WHERE {own}").fetchone()[0]
+            for table, own in owned.items()
+        }
 
 
 def test_an_album_that_is_deleted_or_canceled_while_it_is_made_leaves_nothing(
     kith: Kith, photos: dict[str, bytes], settings: Settings
 ) -> None:
     kith.create_gallery("g")
-    deleted = kith.create_album("g", Bytes(as_zip(many(photos, 300))))
+    deleted = kith.create_album("g", Bytes(as_zip(many(photos, 120))))
     has_done(kith, deleted, 16)
     assert kith.album("g", deleted.id).state == "grouping"
     assert problem(lambda: list(kith.album_groups("g", deleted.id))) == (409, "album_not_ready")
     kith.delete_album("g", deleted.id)
     is_eventually(lambda: not list((settings.data_dir / "spool").iterdir()))
-    canceled = kith.create_album("g", Bytes(as_zip(many(photos, 300))))
+    canceled = kith.create_album("g", Bytes(as_zip(many(photos, 120))))
     has_done(kith, canceled, 16)
     kith.cancel_job(canceled.id)
     assert kith.wait_for(canceled.id, 60).state == "canceled"
@@ -395,7 +396,7 @@ def test_requests_at_the_same_time_do_not_exceed_the_number_of_albums(
 def test_albums_expire(kith: Kith, album: str, settings: Settings) -> None:
     found = kith.album("g", album)
     assert (found.expires_at - found.created_at).total_seconds() == pytest.approx(7 * 86_400, abs=5)
-    with closing(open_database(f"sqlite:///{settings.data_dir / 'kith.db'}")) as database:
+    with closing(open_database(settings.sql_url)) as database:
         albums = Store(database).albums
         assert albums.delete_expired(datetime.now(UTC) + timedelta(days=6.9)) == 0
         assert albums.delete_expired(datetime.now(UTC) + timedelta(days=7.1)) == 1
@@ -412,7 +413,7 @@ def test_the_rest_of_an_enrolled_group_is_exported_and_erased_with_the_subject(
     own, other = of(kith, album, "astronaut"), of(kith, album, "actor")
     assert kith.enroll_album_group("g", album, own.id, "eileen").remaining_count == 3
     kith.put_subject("g", "nobody")
-    with closing(open_database(f"sqlite:///{settings.data_dir / 'kith.db'}")) as database:
+    with closing(open_database(settings.sql_url)) as database:
         gallery = Store(database).galleries.get("g")
         document = everything_about(database, gallery, "eileen")
         assert everything_about(database, gallery, "nobody")["album_faces"] == []
@@ -462,20 +463,22 @@ def test_no_name_of_a_photo_outlives_the_erasure_of_its_person(
     for name in ("astronaut", "actor"):
         assert kith.enroll_album_group("g", job.id, of(kith, job.id, name).id, name).remaining_count == 0
     kith.delete_subject("g", "astronaut")
-    sealed = (table.c.sealed for table in (job_items, album_faces))
-    with closing(open_database(f"sqlite:///{settings.data_dir / 'kith.db'}")) as database:
-        seal = Store(database).galleries.get("g").seal
-        with database.read() as connection:
-            for column, purpose in zip(sealed, (ITEM, ALBUM_FACE), strict=True):
-                for value in connection.execute(sa.select(column)).scalars():
-                    assert "astronaut" not in str(seal.open_json(value, purpose))
+    with closing(open_database(settings.sql_url)) as database, database.read() as connection:
+        gallery = Store(database).galleries.get("g")
+        for table, owner, purpose in (
+            (job_items.join(jobs), jobs, ITEM),
+            (album_faces.join(albums), albums, ALBUM_FACE),
+        ):
+            sealed = sa.select(table.left.c.sealed).select_from(table).where(owner.c.gallery_pk == gallery.pk)
+            for value in connection.execute(sealed).scalars():
+                assert "astronaut" not in str(gallery.seal.open_json(value, purpose))
 
 
 def test_erased_people_are_not_enrolled_by_a_request_that_began_before(
     kith: Kith, album: str, settings: Settings
 ) -> None:
     actor = of(kith, album, "actor")
-    with closing(open_database(f"sqlite:///{settings.data_dir / 'kith.db'}")) as database:
+    with closing(open_database(settings.sql_url)) as database:
         store = Store(database)
         before, number = store.galleries.get("g"), int(actor.id[1:])
         _, faces = store.albums.to_enroll(before, album, number, 1)
@@ -493,7 +496,7 @@ def test_only_a_checked_clock_deletes_albums_by_age(
     """An album past its time is hidden, and stays until the periodic deletion, which checks the clock."""
     face = next(iter(groups(kith, album).values())).faces[0].id
     with closing(sqlite3.connect(settings.data_dir / "kith.db")) as database, database:
-        database.execute("UPDATE albums SET expires_at = created_at")
+        database.execute(f"UPDATE albums SET expires_at = created_at WHERE gallery_pk = {G}")
     assert kith.albums("g") == []
     assert problem(kith.album, "g", album) == (404, "album_not_found")
     assert kith.crops("g", [{"album": album, "face": face}]) == [None]
@@ -510,7 +513,7 @@ def test_operations_on_groups_read_neither_other_albums_nor_vectors(
 ) -> None:
     made(kith, photos)
     read: list[str] = []
-    with closing(open_database(f"sqlite:///{settings.data_dir / 'kith.db'}")) as database:
+    with closing(open_database(settings.sql_url)) as database:
         store = Store(database)
         gallery = store.galleries.get("g")
         sa.event.listen(database.engine, "before_cursor_execute", lambda *about: read.append(about[2]))
@@ -524,52 +527,3 @@ def test_operations_on_groups_read_neither_other_albums_nor_vectors(
     assert not any("album_faces.vector" in text or "album_faces.crop" in text for text in statements)
     assert not any("face_count" in text and "albums.gallery_pk" in text for text in statements), "no counts of albums"
     assert kith.album("g", album).face_count == kith.albums("g")[0].face_count
-
-
-def test_a_key_of_another_gallery_or_without_the_scope_sees_no_album(kith: Kith, album: str, server: str) -> None:
-    reader = kith.create_key("reader", ["read"]).token
-    stranger = kith.create_key("stranger", ["read", "enroll"], galleries=["elsewhere"]).token
-    with Kith(server, reader) as reading, Kith(server, stranger) as other:
-        assert reading.album("g", album).state == "ready"
-        assert problem(reading.enroll_album_group, "g", album, "g1", "ada") == (403, "forbidden")
-        assert problem(reading.delete_album, "g", album) == (403, "forbidden")
-        assert problem(other.album, "g", album) == (404, "gallery_not_found")
-
-
-def stored(folder: Path) -> list[Any]:
-    """Return the groups of the only album, with certainties, by the photos."""
-    with closing(open_database(f"sqlite:///{folder / 'kith.db'}")) as database:
-        albums, gallery = Store(database).albums, Store(database).galleries.get("g")
-        (album,) = albums.list_all(gallery)
-        found = []
-        for group in albums.groups(gallery, album.id, None, None, 1000):
-            faces = [face for _, face in albums.faces(gallery, album.id, group.number, None, 1000)]
-            found.append([(face.photo, face.box, face.certainty) for face in faces])
-        return [album.photo_count, album.threshold, found]
-
-
-@pytest.mark.long
-def test_a_killed_job_ends_like_an_uninterrupted_one(tmp_path: Path, photos: dict[str, bytes]) -> None:
-    archive = tmp_path / "archive.tar"
-    with tarfile.open(archive, "w") as file:
-        for name, payload in (photos | many(photos, 40)).items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(payload)
-            file.addfile(entry, io.BytesIO(payload))
-    results = []
-    for kills in ([], [16, 33]):
-        folder = tmp_path / f"{len(kills)}-kills"
-        with serving(folder, None) as (server,), Kith(server.url) as kith:
-            kith.create_gallery("g")
-            job = kith.create_album("g", FileStream(archive))
-            for kill in kills:
-                has_done(kith, job, kill)
-                server.kill()
-                server.launch()
-                server.wait_until_ready()
-            ended = kith.wait_for(job.id, 120)
-            assert (ended.state, ended.done_count, ended.failed_count) == ("succeeded", ended.total_count, 0)
-        results.append(stored(folder))
-        assert list((folder / "spool").iterdir()) == []
-    assert results[0] == results[1]
-    assert results[0][0] == 52

@@ -8,8 +8,8 @@ import os
 import tarfile
 import time
 import unicodedata
-import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,28 +20,33 @@ from kith.wire.jobs import JobOut
 from tests.commands import run_kith
 from tests.conftest import jpeg
 from tests.service.inference.test_archive_names import unicode_path, zip_of
-from tests.service.usecases.test_bulk_enrollment import Bytes, as_tar
+from tests.service.usecases.test_bulk_enrollment import Bytes, as_tar, as_zip
 
 LATIN1 = os.fsdecode(b"Ren\xe9")
 
 
-def enrolled(kith: Kith, gallery: str, payload: bytes) -> tuple[JobOut, dict[str, str]]:
-    job = kith.wait_for(kith.enroll_archive(gallery, Bytes(payload)).id, 60)
+def enrolled(kith: Kith, gallery: str, payload: bytes, **options: Any) -> tuple[JobOut, dict[str, str]]:
+    job = kith.wait_for(kith.enroll_archive(gallery, Bytes(payload), **options).id, 60)
     return job, {item.item: item.outcome for item in kith.job_items(job.id)}
+
+
+def tar_of(files: list[tuple[str, bytes]], encoding: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", encoding=encoding, errors="surrogateescape", **options) as archive:
+        for name, payload in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(payload)
+            archive.addfile(info, io.BytesIO(payload))
+    return buffer.getvalue()
 
 
 def test_a_folder_of_a_tar_that_declares_its_names_and_is_not_utf_8(
     kith: Kith, gallery: str, astronaut: NDArray[np.uint8]
 ) -> None:
     """As kith enroll sends a local folder."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", encoding="utf-8", errors="surrogateescape") as archive:
-        for name in (f"{LATIN1}/1.jpg", f"eileen/{LATIN1}.jpg", "eileen/1.jpg", f"{LATIN1}/notes.txt"):
-            payload = jpeg(astronaut) + name.encode("utf-8", "surrogateescape")
-            info = tarfile.TarInfo(name)
-            info.size = len(payload)
-            archive.addfile(info, io.BytesIO(payload))
-    job, outcomes = enrolled(kith, gallery, buffer.getvalue())
+    names = (f"{LATIN1}/1.jpg", f"eileen/{LATIN1}.jpg", "eileen/1.jpg", f"{LATIN1}/notes.txt")
+    files = [(name, jpeg(astronaut) + os.fsencode(name)) for name in names]
+    job, outcomes = enrolled(kith, gallery, tar_of(files, "utf-8"))
     assert job.state == "succeeded"
     # The name of a file is of no consequence, and photos are recognized by content.
     assert outcomes == {
@@ -80,8 +85,7 @@ def test_names_of_a_zip(kith: Kith, gallery: str, tmp_path: Path, server: str) -
         "ada/表.jpg": "image_format",
         "Ren\ufffd/1.jpg": "invalid_request",
     }
-    job = kith.wait_for(kith.enroll_archive(gallery, Bytes(names), names="cp932").id, 60)
-    assert {item.item: item.outcome for item in kith.job_items(job.id)} == expected
+    assert enrolled(kith, gallery, names, names="cp932")[1] == expected
     environment = {"KITH_URL": server}
     words = ("enroll", "people.zip", "-g", gallery, "--json")
     done = run_kith(*words, cwd=tmp_path, environment=environment)
@@ -96,16 +100,11 @@ def test_names_of_a_zip(kith: Kith, gallery: str, tmp_path: Path, server: str) -
 def test_a_manifest_whose_files_are_not_found_for_their_encoding(kith: Kith, gallery: str) -> None:
     """A manifest is UTF-8, and names files as they are read."""
     manifest = "file,subject\n王伟.jpg,eileen\n".encode()
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="gbk") as archive:
-        for name, payload in (("manifest.csv", manifest), ("王伟.jpg", b"photo")):
-            info = tarfile.TarInfo(name)
-            info.size = len(payload)
-            archive.addfile(info, io.BytesIO(payload))
-    job, _ = enrolled(kith, gallery, buffer.getvalue())
+    sent = tar_of([("manifest.csv", manifest), ("王伟.jpg", b"photo")], "gbk", format=tarfile.GNU_FORMAT)
+    job, _ = enrolled(kith, gallery, sent)
     assert job.problem is not None
     assert "is not UTF-8" in job.problem.detail
-    job = kith.wait_for(kith.enroll_archive(gallery, Bytes(buffer.getvalue()), names="gbk").id, 60)
+    job, _ = enrolled(kith, gallery, sent, names="gbk")
     assert {item.item: (item.outcome, item.subject) for item in kith.job_items(job.id)} == {
         "王伟.jpg": ("image_format", "eileen")
     }
@@ -123,11 +122,7 @@ def test_other_files_are_named_and_photos_are_known_by_content(
         "eileen/._1.jpg": b"\0\5\x16\7",
         "__MACOSX/eileen/1.jpg": photo,
     }
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, payload in files.items():
-            archive.writestr(name, payload)
-    job, outcomes = enrolled(kith, gallery, buffer.getvalue())
+    job, outcomes = enrolled(kith, gallery, as_zip(files))
     names = ["eileen/1.jfif", "eileen/2.jpe", "eileen/IMG_3"]
     assert outcomes == dict.fromkeys(names, "enrolled") | {"eileen/notes.txt": "ignored"}
     assert (job.total_count, job.done_count, job.failed_count, job.details) == (4, 4, 0, {"ignored": 3})

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,12 +25,12 @@ from tests.postgres import DatabaseUrl
 AT_ONCE = 12
 
 
-@pytest.fixture(params=[1, 2])
-def urls(request: pytest.FixtureRequest, database_url: DatabaseUrl, tmp_path: Path) -> Iterator[list[str]]:
-    """URLs of one or two servers on one database."""
-    with ExitStack() as stack:
-        settings = load_settings(data_dir=tmp_path, database_url=database_url(), log_level="ERROR")
-        yield [stack.enter_context(embedded(settings)) for _ in range(request.param)]
+@pytest.fixture
+def urls(database_url: DatabaseUrl, tmp_path: Path) -> Iterator[list[str]]:
+    """URLs of two servers on one database."""
+    settings = load_settings(data_dir=tmp_path, database_url=database_url(), log_level="ERROR")
+    with embedded(settings) as one, embedded(settings) as other:
+        yield [one, other]
 
 
 def at_once(enroll: Callable[[int], object]) -> Counter[str]:
@@ -46,58 +47,24 @@ def at_once(enroll: Callable[[int], object]) -> Counter[str]:
         return Counter(threads.map(outcome, range(AT_ONCE)))
 
 
-def clients(urls: list[str], stack: ExitStack) -> list[Kith]:
-    return [stack.enter_context(Kith(urls[n % len(urls)], attempts=1)) for n in range(AT_ONCE)]
-
-
-def person(rng: np.random.Generator, dimension: int) -> Float:
-    return l2_normalize(rng.normal(size=dimension))
-
-
-def test_one_face_under_many_names_at_once_is_enrolled_once(urls: list[str], rng: np.random.Generator) -> None:
+def test_enrollments_at_once_are_checked_against_each_other(urls: list[str], rng: np.random.Generator) -> None:
     with ExitStack() as stack:
-        kiths = clients(urls, stack)
-        kiths[0].create_gallery("g")
-        for _ in range(3):
-            face = person(rng, kiths[0].model().dimension)
-
-            def enroll(n: int, face: Float = face) -> object:
-                return kiths[n].enroll("g", f"{face[0]}-{n}", embeddings=[face])
-
-            seen = at_once(enroll)
+        kiths = [stack.enter_context(Kith(urls[n % len(urls)], attempts=1)) for n in range(AT_ONCE)]
+        dimension = kiths[0].model().dimension
+        axes = np.eye(dimension, dtype=np.float32)
+        for gallery in ("names", "mixed", "apart", "repeated"):
+            kiths[0].create_gallery(gallery)
+        for number in range(3):  # one face under many names
+            face: Float = l2_normalize(rng.normal(size=dimension))
+            seen = at_once(lambda n: kiths[n].enroll("names", f"{number}-{n}", embeddings=[face]))  # noqa: B023
             assert seen == {"enrolled": 1, "duplicate_subject": AT_ONCE - 1}
-
-
-def test_different_people_under_one_name_at_once_are_not_mixed(urls: list[str], rng: np.random.Generator) -> None:
-    with ExitStack() as stack:
-        kiths = clients(urls, stack)
-        kiths[0].create_gallery("g")
-        faces = np.eye(kiths[0].model().dimension, dtype=np.float32)
-        for subject in ("ada", "bob"):
-
-            def enroll(n: int, subject: str = subject) -> object:
-                return kiths[n].enroll("g", subject, embeddings=[faces[n]], allow_duplicate=True)
-
-            seen = at_once(enroll)
+        for subject in ("ada", "bob"):  # different people under one name
+            options: dict[str, Any] = {"allow_duplicate": True}
+            seen = at_once(lambda n: kiths[n].enroll("mixed", subject, embeddings=[axes[n]], **options))  # noqa: B023
             assert seen == {"enrolled": 1, "inconsistent_template": AT_ONCE - 1}
-
-
-def test_different_people_under_their_names_at_once_are_all_enrolled(urls: list[str]) -> None:
-    with ExitStack() as stack:
-        kiths = clients(urls, stack)
-        kiths[0].create_gallery("g")
-        faces = np.eye(kiths[0].model().dimension, dtype=np.float32)
-        assert at_once(lambda n: kiths[n].enroll("g", f"s{n}", embeddings=[faces[n]])) == {"enrolled": AT_ONCE}
-
-
-def test_a_repeated_request_is_stored_once(urls: list[str], rng: np.random.Generator) -> None:
-    with ExitStack() as stack:
-        kiths = clients(urls, stack)
-        kiths[0].create_gallery("g")
-        face = person(rng, kiths[0].model().dimension)
-        seen = at_once(lambda n: kiths[n].enroll("g", "ada", embeddings=[face], idempotency_key="k"))
-        assert seen == {"enrolled": AT_ONCE}
-        assert kiths[0].gallery("g").template_count == 1
+        assert at_once(lambda n: kiths[n].enroll("apart", f"s{n}", embeddings=[axes[n]])) == {"enrolled": AT_ONCE}
+        repeated = at_once(lambda n: kiths[n].enroll("repeated", "ada", embeddings=[axes[0]], idempotency_key="k"))
+        assert (repeated, kiths[0].gallery("repeated").template_count) == ({"enrolled": AT_ONCE}, 1)
 
 
 def test_a_repeated_request_leaves_the_gallery_at_its_version(database_url: DatabaseUrl) -> None:

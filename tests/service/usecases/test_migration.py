@@ -7,6 +7,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from service.storage.repositories.store import Store
 from tests.conftest import jpeg
 from tests.databases import open_database
 from tests.packs import PROJECTED, projected_pack
+from tests.service.usecases.test_bulk_enrollment import Bytes, has_done, many
 
 Photo = NDArray[np.uint8]
 WAIT_S = 60
@@ -228,6 +230,20 @@ def test_the_last_batch_embeds_what_was_enrolled_meanwhile(
     assert moved(both, g, "kith-compact").current.embedded_count == 2
 
 
+def test_an_archive_that_is_enrolled_meanwhile_goes_on_with_the_new_recognizer(
+    both: Kith, people: dict[str, bytes], second: ModelPack
+) -> None:
+    g = enrolled(both, "moving", {}, keep_crops=True)
+    job = both.enroll_archive(g, Bytes(many({f"{name}/1.jpg": people[name] for name in ("eileen", "tom")}, 30)))
+    has_done(both, job, 5)
+    both.migrate(g, "projected")
+    ended = both.wait_for(job.id, WAIT_S)
+    assert (ended.state, ended.counts) == ("succeeded", {"enrolled": 30})
+    told = settled(both, g)
+    assert (told.current.embedded_count, both.gallery(g).template_count) == (30, 30)
+    assert both.gallery(g).recognizer == second.recognition.fingerprint()
+
+
 def test_a_bare_similarity_does_not_outlive_its_recognizer(both: Kith, people: dict[str, bytes]) -> None:
     g = enrolled(both, "bare", {"eileen": people["eileen"]}, keep_crops=True)
     both.update_gallery(g, risk={"threshold": 0.7})
@@ -282,18 +298,6 @@ def test_enrollments_during_switches_succeed(both: Kith, people: dict[str, bytes
     assert told.current.embedded_count == told.current.template_count == 1 + len(acknowledged)
 
 
-def test_an_embedding_is_not_taken_for_another_recognizers(both: Kith, people: dict[str, bytes]) -> None:
-    g = enrolled(both, "stated", {"eileen": people["eileen"]}, keep_crops=True)
-    answer = both.embed(people["tom"])
-    vector = answer.images[0].faces[0].embedding
-    assert vector is not None
-    both.enroll(g, "tom", embeddings=[vector], recognizer=answer.recognizer)
-    moved(both, g, force=True)
-    for call in (both.identify, lambda g, **o: both.enroll(g, "x", **o)):
-        assert code(call, g, embeddings=[vector], recognizer=answer.recognizer) == "recognizer_mismatch"
-        assert code(call, g, embeddings=[vector]) == "recognizer_mismatch"
-
-
 def test_embeddings_must_name_their_recognizer_from_a_migration_on(tmp_path: Path, people: dict[str, bytes]) -> None:
     """Vectors of equal length need the recognizer's name too: a caller unaware of the migration keeps its own."""
     twin = projected_pack(tmp_path, "twin", load_pack(BUNDLED_PACK).recognition.dimension)
@@ -339,33 +343,10 @@ def test_embeddings_must_name_their_recognizer_from_a_migration_on(tmp_path: Pat
         assert kith.identify(g, people["eileen"], check_quality=False).results[0].subject == "eileen"
 
 
-def test_an_unreadable_crop_is_reported_and_waits(both: Kith, data_dir: Path, people: dict[str, bytes]) -> None:
-    g = enrolled(both, "damaged", {"eileen": people["eileen"], "tom": people["tom"]}, keep_crops=True)
-    database = open_database(f"sqlite:///{data_dir / 'kith.db'}")
-    (template,) = both.templates(g, "tom")
-    damaged = crops.update().where(
-        crops.c.template_pk == sa.select(templates.c.pk).where(templates.c.id == template.id).scalar_subquery()
-    )
-    with database.write(StorageError("unforeseen")) as connection:
-        connection.execute(damaged.values(sealed=b"RIFF"))
-    database.close()
-    (job,) = both.migrate(g, "projected").jobs
-    done = both.wait_for(job, WAIT_S)
-    assert (done.state, done.counts) == ("failed", {"embedded": 1, "image_damaged": 1})
-    assert done.problem is not None and done.problem.code == "migration_incomplete"
-    (item,) = both.job_items(job, failed=True)
-    assert item.item == template.id
-    told = both.migration(g)
-    assert told.other is not None
-    assert (told.state, told.other.embedded_count) == ("stopped", 1)
-    assert moved(both, g, force=True).state == "switched"
-
-
 def test_no_crop_keeps_the_others_from_being_embedded(
     both: Kith, data_dir: Path, people: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Damaged or imported crops fail alone, without affecting other templates."""
-
+    """Damaged or imported crops fail alone, are reported, and wait."""
     file = io.BytesIO()
     Image.new("RGB", (112, 112)).save(file, "WEBP", lossless=True)
     black = file.getvalue()
@@ -384,18 +365,23 @@ def test_no_crop_keeps_the_others_from_being_embedded(
         "friend0": Crop(black, points),
     }
     g = enrolled(both, "damages", people, keep_crops=True)
-    database = open_database(f"sqlite:///{data_dir / 'kith.db'}")
-    seal = Store(database).galleries.get(g).seal
-    with database.write(StorageError("unforeseen")) as connection:
-        for subject, damage in damages.items():
-            (template,) = both.templates(g, subject)
-            key = sa.select(templates.c.pk).where(templates.c.id == template.id).scalar_subquery()
-            connection.execute(crops.update().where(crops.c.template_pk == key).values(sealed=seal_crop(seal, damage)))
-    database.close()
+    damaged = {subject: next(iter(both.templates(g, subject))).id for subject in (*damages, "friend1")}
+    with closing(open_database(f"sqlite:///{data_dir / 'kith.db'}")) as database:
+        seal = Store(database).galleries.get(g).seal
+        with database.write(StorageError("unforeseen")) as connection:
+            for subject, template in damaged.items():
+                key = sa.select(templates.c.pk).where(templates.c.id == template).scalar_subquery()
+                sealed = seal_crop(seal, damages[subject]) if subject in damages else b"RIFF"
+                connection.execute(crops.update().where(crops.c.template_pk == key).values(sealed=sealed))
     monkeypatch.setattr(Recognizer, "embed", none_of_black)
-    (job,) = both.migrate(g, "projected", force=True).jobs
+    (job,) = both.migrate(g, "projected").jobs
     done = both.wait_for(job, WAIT_S)
-    assert (done.state, done.counts) == ("succeeded", {"embedded": 3, "image_damaged": 3})
+    assert (done.state, done.counts) == ("failed", {"embedded": 2, "image_damaged": 4})
+    assert done.problem is not None and done.problem.code == "migration_incomplete"
+    assert {item.item for item in both.job_items(job, failed=True)} == {*damaged.values()}
+    told = both.migration(g)
+    assert told.other is not None and (told.state, told.other.embedded_count) == ("stopped", 2)
+    assert moved(both, g, force=True).state == "switched"
 
 
 def test_every_process_follows_at_once(

@@ -16,7 +16,6 @@ from service.core.actor import Actor, acting_as
 from service.core.errors import AuditWriteError
 from service.domain.events import Event, EventFilter, Position
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
-from service.index.follower import Followers, in_process
 from service.storage.audit.log import AuditFilter, Entry, listed_lines
 from service.storage.audit.writer import MAX_REFUSAL_LINES, AuditWriter, When
 from service.storage.db.audit_chain import Report
@@ -24,7 +23,7 @@ from service.storage.db.engine import Database
 from service.storage.events.log import EventLog
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
-from tests.databases import engine_of, open_database
+from tests.databases import ON_BOTH, engine_of, open_database
 from tests.service.storage.audit.test_audit_log import report_of
 
 ONE = [{"outcome": "identified", "subject": "ada"}]
@@ -151,6 +150,7 @@ def test_closing_writes_all_lines_and_off_writes_none(database: Database) -> Non
         assert connection.exec_driver_sql(query).scalar() == 5000
 
 
+@ON_BOTH
 def test_a_failing_database_delays_searches_only_with_the_setting_before(database: Database, url: str) -> None:
     gallery = gallery_of(database)
 
@@ -203,6 +203,7 @@ def test_a_flood_of_refusals_is_counted(database: Database) -> None:
     assert len(written) <= 2 * (MAX_REFUSAL_LINES + 1)
 
 
+@ON_BOTH
 def test_two_processes_and_a_gallery_writer_share_the_chain(database: Database, url: str) -> None:
     galleries = [gallery_of(database, f"g{n}") for n in range(4)]
 
@@ -228,31 +229,3 @@ def enroll(store: Store, galleries: list[Gallery]) -> None:
     for number, vector in enumerate(vectors):
         for gallery in galleries:
             store.templates.enroll(gallery, "ada", [NewTemplate(f"{number:032x}", vector, "embedding")], None)
-
-
-def test_audit_lines_of_searches_keep_caches_valid(database: Database) -> None:
-    """Names and indexes stay cached; SQLite rereads only the file's version."""
-    gallery, store = gallery_of(database), Store(database)
-    enroll(store, [gallery])
-    followers = Followers(in_process(store))
-    gallery = store.galleries.get("g")
-    follower = followers.of(gallery)
-    follower.catch_up(gallery.version)
-    follower.search(np.eye(1, 8, dtype=np.float32), 1)
-    store.subjects.names(gallery, [1])
-    counted: list[str] = []
-    sa.event.listen(
-        database.engine, "before_cursor_execute", lambda c, cursor, statement, *_: counted.append(statement)
-    )
-
-    async def work(writer: AuditWriter) -> None:
-        await writer.searched(gallery, ONE)
-        await writer.written()
-        counted.clear()
-        again = store.galleries.get("g")
-        assert again.version == gallery.version and follower.is_at(again.version)
-        assert store.cache.names.get(again, [1])
-        assert [statement for statement in counted if statement != "BEGIN"] == counted[-1:]
-
-    with_writer(database, "soon", work)
-    followers.close()

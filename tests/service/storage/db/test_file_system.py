@@ -53,42 +53,37 @@ def opening(folder: Path, *faults: Fault, steps: str = AT_START) -> dict[str, st
     return document
 
 
-@pytest.fixture(params=["new", "existing"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    if request.param == "existing":
+NO_LOCKS = "does not lock files, which SQLite needs"
+
+
+@pytest.mark.parametrize(
+    ("existing", "faults", "code", "detail", "remedy"),
+    [
+        *(
+            (False, failing_locks(error), "storage_unavailable", f"{NO_LOCKS}: {os.strerror(error)}", "local disk")
+            for error in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EACCES)
+        ),
+        (True, failing_locks(errno.ENOLCK), "storage_unavailable", NO_LOCKS, "PostgreSQL"),
+        *(
+            (existing, *rest)
+            for existing in (False, True)
+            for rest in (
+                (failing_shared_memory(), "storage_unavailable", "does not share memory, which SQLite's", "local disk"),
+                (read_only_files(), "storage_unavailable", "Read-only file system", "must be writable"),
+                (full_disk(), "storage_full", "", "Free disk space"),
+            )
+        ),
+    ],
+)
+def test_the_fault_of_a_file_system_is_reported(
+    tmp_path: Path, existing: bool, faults: list[Fault], code: str, detail: str, remedy: str
+) -> None:
+    """Failing locks are not taken for locks of others."""
+    if existing:
         open_database(f"sqlite:///{tmp_path / 'kith.db'}").close()
-    return tmp_path
-
-
-@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EACCES])
-def test_failing_locks_are_not_reported_as_locks_of_others(folder: Path, error: int) -> None:
-    document = opening(folder, *failing_locks(error))
-    assert document["code"] == "storage_unavailable"
-    assert document["detail"] == (
-        f"the file system of {folder} does not lock files, which SQLite needs: {os.strerror(error)}"
-    )
-    assert "local disk" in document["remedy"]
-    assert "PostgreSQL" in document["remedy"]
-
-
-def test_failing_shared_memory_is_reported(folder: Path) -> None:
-    document = opening(folder, *failing_shared_memory())
-    assert document["code"] == "storage_unavailable"
-    assert "does not share memory, which SQLite's WAL needs: No such device" in document["detail"]
-    assert "local disk" in document["remedy"]
-
-
-def test_a_read_only_folder_is_reported(folder: Path) -> None:
-    document = opening(folder, *read_only_files())
-    assert document["code"] == "storage_unavailable"
-    assert "Read-only file system" in document["detail"]
-    assert "must be writable" in document["remedy"]
-
-
-def test_a_full_disk_is_reported(folder: Path) -> None:
-    document = opening(folder, *full_disk())
-    assert document["code"] == "storage_full"
-    assert "Free disk space" in document["remedy"]
+    document = opening(tmp_path, *faults)
+    assert document["code"] == code
+    assert detail in document["detail"] and remedy in document["remedy"]
 
 
 def test_a_database_that_another_process_writes_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +119,8 @@ main()
     ("existing", "command", "faults", "code", "said"),
     [
         (False, "serve", failing_locks(), "storage_unavailable", "does not lock files"),
-        (True, "serve", failing_locks(), "storage_unavailable", "does not lock files"),
-        (True, "keys list", failing_locks(), "storage_unavailable", "does not lock files"),
         (True, "gallery list", failing_locks(), "storage_unavailable", "does not lock files"),
-        (False, "serve", failing_shared_memory(), "storage_unavailable", "does not share memory"),
-        (True, "serve", failing_shared_memory(), "storage_unavailable", "does not share memory"),
         (True, "serve", full_disk(), "storage_full", "disk"),
-        (True, "gallery list", read_only_files(), "storage_unavailable", "Read-only file system"),
         (False, "serve", failing_folder_locks(), "master_key", "does not lock folders"),
     ],
 )

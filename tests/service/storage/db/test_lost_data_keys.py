@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,7 +23,6 @@ from service.storage.privacy.retention import Retention
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from tests.databases import open_database
-from tests.postgres import DatabaseUrl
 
 LOST: list[Callable[[sa.ColumnElement[bool]], UpdateBase]] = [
     lambda own: data_keys.update().where(own).values(wrapped=bytes(60)),
@@ -33,28 +32,27 @@ LOST: list[Callable[[sa.ColumnElement[bool]], UpdateBase]] = [
 
 
 @pytest.fixture(params=LOST, ids=["damaged", "of another master key", "gone"])
-def url(request: pytest.FixtureRequest, database_url: DatabaseUrl) -> str:
+def lossy(request: pytest.FixtureRequest, database: Database, url: str) -> Iterator[Database]:
     """Database with a gallery "lost" without its key, and "sound"; each has a failed and a queued job."""
-    url = database_url()
-    with closing(open_database(url)) as database:
-        store, jobs = Store(database), JobStore(database)
-        for name in ("lost", "sound"):
-            gallery = store.galleries.create(name, "f" * 32, 8, GallerySettings(retention_days=1))
-            store.subjects.put(gallery, "ada", "Ada", {}, [])
-            jobs.create(gallery, "import", {})
-            job = jobs.claim("one", 60)
-            assert job is not None
-            jobs.finish(job, "failed", {"code": "invalid_image"})
-        for name in ("lost", "sound"):
-            jobs.create(store.galleries.get(name), "import", {})
-        own = data_keys.c.gallery_pk == store.galleries.get("lost").pk
-        with database.write(StorageError("unforeseen")) as connection:
-            connection.execute(request.param(own))
-    return url
-
-
-def test_the_others_go_on(database: Database) -> None:
     store, jobs = Store(database), JobStore(database)
+    for name in ("lost", "sound"):
+        gallery = store.galleries.create(name, "f" * 32, 8, GallerySettings(retention_days=1))
+        store.subjects.put(gallery, "ada", "Ada", {}, [])
+        jobs.create(gallery, "import", {})
+        job = jobs.claim("one", 60)
+        assert job is not None
+        jobs.finish(job, "failed", {"code": "invalid_image"})
+    for name in ("lost", "sound"):
+        jobs.create(store.galleries.get(name), "import", {})
+    own = data_keys.c.gallery_pk == store.galleries.get("lost").pk
+    with database.write(StorageError("unforeseen")) as connection:
+        connection.execute(request.param(own))
+    with closing(open_database(url)) as again:
+        yield again
+
+
+def test_the_others_go_on_and_whoever_uses_it_is_told(lossy: Database) -> None:
+    store, jobs = Store(lossy), JobStore(lossy)
     assert [gallery.name for gallery in store.galleries.list_page(None, 9)] == ["lost", "sound"]
     told = {job.gallery: job.problem["code"] for job in jobs.list_jobs(None, ["failed"], None, 9) if job.problem}
     assert told == {"lost": "master_key", "sound": "invalid_image"}
@@ -65,12 +63,8 @@ def test_the_others_go_on(database: Database) -> None:
     jobs.finish(first, "failed", {"code": "master_key"})
     assert jobs.job(first.id).state == "failed"
     later = datetime.now(UTC).replace(year=datetime.now(UTC).year + 1)
-    assert Retention(database).sweep(later).subjects == 1
+    assert Retention(lossy).sweep(later).subjects == 1
     assert store.subjects.list_page(store.galleries.get("sound"), None, 9, SubjectFilter()) == []
-
-
-def test_whoever_uses_it_is_told(database: Database) -> None:
-    store = Store(database)
     lost = store.galleries.get("lost")
     for use in (
         lambda: store.subjects.get(lost, "ada"),
@@ -79,21 +73,15 @@ def test_whoever_uses_it_is_told(database: Database) -> None:
     ):
         with pytest.raises(MasterKeyError):
             use()
+    (found,) = damage(lossy)
+    assert found.startswith("gallery lost cannot be read: ")
+    assert rewrap(lossy, LocalKey(new_key())) == Use(3, 1), "rotation leaves it as it is"
 
 
-def test_its_settings_are_changed_and_it_is_deleted(database: Database) -> None:
-    store = Store(database)
+def test_its_settings_are_changed_and_it_is_deleted(lossy: Database) -> None:
+    store = Store(lossy)
     assert store.galleries.update("lost", lambda before: replace(before, recall=0.9)).settings.recall == 0.9
     _, receipt = store.galleries.delete("lost")
     assert receipt.kind == "gallery"
     again = store.galleries.create("lost", "f" * 32, 8, GallerySettings())
     store.subjects.put(again, "ada", "Ada", {}, [])
-
-
-def test_the_doctor_says_which(database: Database) -> None:
-    (found,) = damage(database)
-    assert found.startswith("gallery lost cannot be read: ")
-
-
-def test_rotation_leaves_it_as_it_is(database: Database) -> None:
-    assert rewrap(database, LocalKey(new_key())) == Use(3, 1)

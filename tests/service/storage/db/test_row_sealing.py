@@ -34,7 +34,7 @@ from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.jobs import ItemOutcome, JobStore
 from service.storage.repositories.store import Store
-from tests.databases import open_database
+from tests.databases import ON_BOTH, open_database
 from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
 
@@ -100,8 +100,8 @@ def is_there(database: Database) -> None:
     assert FILE in job_store.done(job)
 
 
-def test_nothing_lies_in_clear(database_url: DatabaseUrl) -> None:
-    database = open_database(database_url())
+@ON_BOTH
+def test_nothing_lies_in_clear(database: Database) -> None:
     gallery = used(database)
     is_there(database)
     stored = everything(database)
@@ -112,12 +112,10 @@ def test_nothing_lies_in_clear(database_url: DatabaseUrl) -> None:
         row = connection.execute(sa.select(job_items.c.subject, job_items.c.failed)).one()
         assert tuple(row) == (subject_lookup(gallery.seal, ID), True)
         assert connection.execute(sa.select(jobs.c.actor)).scalar() == "key:0123456789ab"
-    database.close()
 
 
-def test_galleries_have_nothing_in_common(database_url: DatabaseUrl) -> None:
+def test_galleries_have_nothing_in_common(database: Database) -> None:
     """Ids and tags do not reveal subjects of both galleries, and sealed values do not open in the other one."""
-    database = open_database(database_url())
     store = Store(database)
     one, two = (store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings()) for name in ("one", "two"))
     for gallery in (one, two):
@@ -140,13 +138,10 @@ def test_galleries_have_nothing_in_common(database_url: DatabaseUrl) -> None:
     assert open_cursor(one.seal, place) == (7,)
     with pytest.raises(SealBrokenError):
         open_cursor(two.seal, place)
-    database.close()
 
 
-def test_what_was_altered_is_damage_and_never_passed_over(database_url: DatabaseUrl) -> None:
+def test_what_was_altered_is_damage_and_never_passed_over(database: Database) -> None:
     """Wherever it is read; and the doctor says in which gallery."""
-    url = database_url()
-    database = open_database(url)
     gallery = used(database)
     store, job_store = Store(database), JobStore(database)
     (job,) = job_store.list_jobs(gallery, (), None, 9)
@@ -190,23 +185,13 @@ def test_what_was_altered_is_damage_and_never_passed_over(database_url: Database
         with database.write(StorageDamagedError("unforeseen")) as connection:
             connection.execute(sa.update(table).values({column.name: whole}))
     is_there(database)
-    database.close()
-
-
-def test_a_row_that_bears_anothers_name_is_found(database_url: DatabaseUrl) -> None:
-    """Its own gallery's key opens it, wherever in the gallery it was put."""
-    url = database_url()
-    database = open_database(url)
-    store = Store(database)
-    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-    for name in ("ada", "grace"):
-        store.subjects.put(gallery, name, None, {}, [])
+    # The key of a row's own gallery opens it, wherever in the gallery it was put.
+    store.subjects.put(gallery, "grace", None, {}, [])
     with database.write(StorageDamagedError("unforeseen")) as connection:
         anothers = connection.execute(sa.select(subjects.c.sealed).order_by(subjects.c.pk)).scalars().first()
         connection.execute(subjects.update().values(sealed=anothers))
     (found,) = damage(database)
     assert found.startswith("gallery g: 1 values of subjects.sealed were altered")
-    database.close()
 
 
 def test_a_deleted_gallerys_key_is_gone_everywhere(database_url: DatabaseUrl) -> None:

@@ -20,9 +20,12 @@ from service.storage.events import outbox
 from service.storage.repositories import erasures
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
+from tests.databases import ON_BOTH
 from tests.receivers import receiving
 from tests.service.operations.test_webhook_delivery import sending
 from tests.service.storage.privacy.test_erasure import some
+
+pytestmark = ON_BOTH
 
 URL = "https://receiver.example/kith"
 DECISION = Event("decision", {"outcome": "unknown"})

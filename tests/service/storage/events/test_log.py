@@ -20,6 +20,9 @@ from service.storage.repositories import receivers as module
 from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
+from tests.databases import ON_BOTH
+
+pytestmark = ON_BOTH
 
 EVERYTHING = EventFilter()
 BEGIN = Position(0, 0)

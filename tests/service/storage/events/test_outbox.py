@@ -24,16 +24,11 @@ from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
-from tests.databases import open_database
+from tests.databases import ON_BOTH, open_database
 from tests.refusals import raises_code
 from tests.service.storage.privacy.test_erasure import items_of, some
 
 URL = "https://receiver.example/kith?token=hidden"
-
-
-@pytest.fixture
-def store(database: Database) -> Store:
-    return Store(database)
 
 
 @pytest.fixture
@@ -83,6 +78,7 @@ def test_nothing_is_written_for_nobody(
     assert stored(database) == 0
 
 
+@ON_BOTH
 def test_writes_are_reported_in_order(
     database: Database, store: Store, gallery: Gallery, outbox: EventLog, rng: np.random.Generator
 ) -> None:
@@ -123,6 +119,7 @@ def test_an_event_is_rolled_back_with_its_cause(database: Database, gallery: Gal
     assert [f["data"]["fails"] for f in pending(outbox)] == [False]
 
 
+@ON_BOTH
 def test_erased_subjects_and_galleries_take_their_events_along(
     database: Database, store: Store, gallery: Gallery, outbox: EventLog, rng: np.random.Generator
 ) -> None:

@@ -7,7 +7,7 @@ import threading
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.cli.main import app
 from service.core.errors import LocalError
-from service.domain.albums import FaceRecord, NewAlbumFace
 from service.domain.events import EventFilter
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
 from service.domain.strangers import Recalled
@@ -28,7 +27,7 @@ from service.index.follower import Followers, in_process
 from service.security.api_keys import Rights
 from service.storage.audit.log import AuditFilter, listed_lines, note
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import ITEM, PROBLEM, seal_crop
+from service.storage.db.row_sealing import seal_crop
 from service.storage.db.tables import (
     album_faces,
     audit,
@@ -37,22 +36,22 @@ from service.storage.db.tables import (
     crops,
     galleries,
     index_states,
-    job_items,
-    jobs,
     templates,
 )
 from service.storage.privacy.backup import TABLES, back_up, read_manifest, restore
 from service.storage.repositories.api_keys import KeyStore
-from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.jobs import ItemOutcome, JobStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.strangers import Sighting
 from service.storage.repositories.webhooks import WebhookStore
-from tests.databases import open_database
+from tests.databases import ON_BOTH, open_database
 from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
+from tests.service.storage.privacy.test_subject_access import make_album
 from tests.soundness import problems
 
 DIMENSION = 8
+FACE = Crop(b"\0\xff", ((1, 2.5),))
 Open = Callable[[], Database]
 
 
@@ -93,7 +92,7 @@ def filled(database: Database) -> Store:
     for i, vector in enumerate(vectors(20)):
         store.subjects.put(one, f"s{i}", f"Name {i} \u00e9", {"i": i, "odd": [None, 1.5]}, [f"t{i % 3}"])
         enroll(store, one, f"s{i}", vector, key=f"key {i}")
-    face = Sighting("5" * 32, vectors(1)[0], "photo", {"score": 0.5}, 0.9, Crop(b"face", ((1, 2.5),)))
+    face = Sighting("5" * 32, vectors(1)[0], "photo", {"score": 0.5}, 0.9, FACE)
     search = Followers(in_process(store)).nearest
     store.strangers.remember(one, [face], search, lambda vector, known: Recalled(is_new=True), datetime.now(UTC))
     kept, deleted = vectors(2, 1)
@@ -102,31 +101,20 @@ def filled(database: Database) -> Store:
     enroll(store, two, "last", deleted)
     last = store.templates.list_page(two, "last")[-1]
     store.templates.delete(two, "last", last.id)
-    jobs_of, later = JobStore(database), datetime.now(UTC) + timedelta(days=7)
-    jobs_of.create(two, "album", {}, beginning=store.albums.beginning(two, 0.01, later))
-    made = jobs_of.claim("here", 60)
-    assert made is not None
-    album = store.albums.get(two, made.id)
-    about = FaceRecord("ada.jpg", "5" * 64, 1, [1, 2, 3, 4], 0.9, {}, [], None)
-    store.albums.add(made, album, [], [NewAlbumFace(about, vectors(1)[0], Crop(b"face", ((1, 2.5),)))], 1)
-    (((pk, _),), _) = store.albums.faces_to_group(album, two)
-    store.albums.set_groups(made, album, [[(pk, None)]], None)
-    jobs_of.finish(made, "succeeded")
-    now = sa.func.current_timestamp()
+    jobs = JobStore(database)
+    make_album(store, jobs, two, {"ada": [*vectors(1)]})
+    jobs.create(one, "k", {})
+    job = jobs.claim("here", 60)
+    assert job is not None
+    jobs.record(job, [ItemOutcome("photo", "no_face", {}, "s0")], 1)
+    jobs.finish(job, "failed", {"code": "image_format"})
     with database.write(LocalError("backup", "")) as connection:
-        template_pk = connection.execute(sa.select(sa.func.min(templates.c.pk))).scalar()
-        connection.execute(
-            crops.insert().values(template_pk=template_pk, sealed=seal_crop(one.seal, Crop(b"\0\xff", ((1, 2.5),))))
-        )
+        key = connection.execute(sa.select(sa.func.min(templates.c.pk))).scalar()
+        connection.execute(crops.insert().values(template_pk=key, sealed=seal_crop(one.seal, FACE)))
         note(database.vault, connection, "e", one, a=None)
         note(database.vault, connection, "of none")
-        job = {"id": "j", "kind": "k", "gallery_pk": one.pk, "state": "running", "parameters": {}, "progress": {}}
-        job |= {"problem": one.seal.close_json({}, PROBLEM), "actor": "service", "cancel": False}
-        connection.execute(jobs.insert().values(**job, created_at=now, updated_at=now))
-        item = {"lookup": "photo", "sealed": one.seal.close_json({"item": "photo", "problem": None}, ITEM)}
-        connection.execute(job_items.insert().values(job_pk=2, **item, failed=False, subject="s", at=now))
-        state = {"gallery_pk": one.pk, "generation": 0, "engine": "milvus", "sequence": 3, "updated_at": now}
-        connection.execute(index_states.insert().values(**state))
+        state = {"gallery_pk": one.pk, "generation": 0, "engine": "milvus", "sequence": 3}
+        connection.execute(index_states.insert().values(**state, updated_at=sa.func.current_timestamp()))
     KeyStore(database).create("n", Rights(frozenset({"read"}), frozenset({"one"})))
     return store
 
@@ -165,6 +153,7 @@ def names(store: Store, gallery: str, followers: Followers) -> list[str]:
     return [subjects[hit.subject_pk].id for (hit,) in hits]
 
 
+@ON_BOTH
 def test_all_rows_are_restored_in_either_database(fresh: Open, sqlite: Database, tmp_path: Path) -> None:
     origin, file = fresh(), tmp_path / "backup"
     filled(origin)
@@ -210,21 +199,22 @@ def test_a_running_server_searches_the_restored_galleries(fresh: Open, tmp_path:
     check(database)
 
 
-def test_a_nonempty_database_is_not_overwritten(fresh: Open, tmp_path: Path) -> None:
-    database, file = fresh(), tmp_path / "backup"
-    filled(database)
-    back_up(database, file)
-    before = everything(database)
-    with raises_code("backup", match="holds 23 templates of 23 people"):
-        restore(database, file)
-    assert everything(database) == before
-
-
-def test_a_damaged_backup_changes_nothing(fresh: Open, tmp_path: Path) -> None:
+def test_a_restore_that_fails_changes_nothing(fresh: Open, tmp_path: Path) -> None:
     database, file = fresh(), tmp_path / "backup"
     filled(database)
     back_up(database, file)
     before, whole = everything(database), file.read_bytes()
+    with raises_code("backup", match="holds 23 templates of 23 people"):
+        restore(database, file)
+    assert everything(database) == before
+
+    def fail_at(line: str) -> None:
+        if line.startswith("templates"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        restore(database, file, replace=True, report=fail_at)
+    assert everything(database) == before
     with zipfile.ZipFile(file) as archive:
         offset = archive.getinfo("vectors.ndjson.zst").header_offset
     for damaged in (
@@ -239,21 +229,6 @@ def test_a_damaged_backup_changes_nothing(fresh: Open, tmp_path: Path) -> None:
         assert everything(database) == before
 
 
-def test_a_restore_that_fails_midway_changes_nothing(fresh: Open, tmp_path: Path) -> None:
-    database, file = fresh(), tmp_path / "backup"
-    filled(database)
-    back_up(database, file)
-    before = everything(database)
-
-    def fail_at(line: str) -> None:
-        if line.startswith("templates"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        restore(database, file, replace=True, report=fail_at)
-    assert everything(database) == before
-
-
 def test_tables_of_another_revision_are_refused(fresh: Open, tmp_path: Path) -> None:
     origin, file = fresh(), tmp_path / "backup"
     filled(origin)
@@ -264,6 +239,7 @@ def test_tables_of_another_revision_are_refused(fresh: Open, tmp_path: Path) -> 
         restore(fresh(), file)
 
 
+@ON_BOTH
 def test_a_backup_is_a_snapshot_during_concurrent_writes(fresh: Open, tmp_path: Path) -> None:
     origin = fresh()
     store = Store(origin)
@@ -355,42 +331,22 @@ def test_a_backup_contains_all_writes_before_its_time(fresh: Open, tmp_path: Pat
     assert {subject for subject, at in written if at.isoformat() < manifest.created_at} <= found
 
 
-def test_the_command_line(fresh: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "kith.backup"
-    filled(fresh())
-    for folder in ("here", "there"):
-        monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path / folder))
-        if folder == "here":
-            database = open_database(f"sqlite:///{tmp_path / folder / 'kith.db'}")
-            filled(database)
-            database.close()
-            assert "23 templates of 23 people" in CliRunner().invoke(app, ["backup", str(file)]).stdout
-        else:
-            done = CliRunner().invoke(app, ["restore", str(file)])
-            assert done.exit_code == 0, done.output
-            assert "23 templates of 23 people" in done.stdout
-    refusal = CliRunner().invoke(app, ["restore", str(file)]).exception
-    assert isinstance(refusal, LocalError)
-    assert refusal.code == "backup"
-    assert read_manifest(file).rows["galleries"] == 3  # one of strangers
-    with database.read() as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(galleries)).scalar() == 3
-    database.close()
+def test_the_command_line(sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, run = str(tmp_path / "kith.backup"), CliRunner().invoke
+    filled(sqlite)
+    monkeypatch.setenv("KITH_DATABASE_URL", f"sqlite:///{tmp_path / 'other.db'}")
+    assert "23 templates of 23 people" in run(app, ["backup", file]).stdout
+    monkeypatch.setenv("KITH_DATABASE_URL", f"sqlite:///{tmp_path / 'there.db'}")
+    done = run(app, ["restore", file])
+    assert done.exit_code == 0, done.output
+    assert "23 templates of 23 people" in done.stdout
+    refusal = run(app, ["restore", file]).exception
+    assert isinstance(refusal, LocalError) and refusal.code == "backup"
+    assert read_manifest(Path(file)).rows["galleries"] == 3  # one of strangers
 
 
-def test_a_restore_repeats_the_erasure_of_an_album(sqlite: Database, tmp_path: Path) -> None:
-    store, file = filled(sqlite), tmp_path / "backup"
-    back_up(sqlite, file)
-    gallery = store.galleries.get("two")
-    (album,) = store.albums.list_all(gallery)
-    receipt = store.albums.delete(gallery, album.id)
-    restore(sqlite, file, replace=True)
-    assert store.albums.list_all(store.galleries.get("two")) == []
-    assert receipt.kind == "album"
-
-
-def test_a_restore_repeats_the_erasure_of_faces_in_an_album(fresh: Open, tmp_path: Path) -> None:
-    """Of a face that stayed in the album when others of its group were enrolled."""
+def test_a_restore_repeats_the_erasure_of_an_album_and_its_faces(fresh: Open, tmp_path: Path) -> None:
+    """Also of a face that stayed in the album when others of its group were enrolled."""
     database, file = fresh(), tmp_path / "backup"
     store = filled(database)
     mona, _ = store.subjects.put(store.galleries.get("two"), "mona", None, {}, [])
@@ -403,3 +359,6 @@ def test_a_restore_repeats_the_erasure_of_faces_in_an_album(fresh: Open, tmp_pat
     gallery = store.galleries.get("two")
     (album,) = store.albums.list_all(gallery)
     assert album.face_count == 0
+    assert store.albums.delete(gallery, album.id).kind == "album"
+    restore(database, file, replace=True)
+    assert store.albums.list_all(store.galleries.get("two")) == []

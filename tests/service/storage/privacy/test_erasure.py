@@ -49,7 +49,7 @@ from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.jobs import ItemOutcome, JobStore
 from service.storage.repositories.store import Store
-from tests.databases import open_database
+from tests.databases import ON_BOTH, open_database
 from tests.postgres import DatabaseUrl
 
 OF_NOBODY: Final = {
@@ -70,17 +70,9 @@ LANDMARKS = ((1.0, 1.0), (3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (3.0, 3.0))
 
 def some(rng: np.random.Generator, count: int = 1) -> list[NewTemplate]:
     drawn: Float = l2_normalize(rng.normal(size=(count, DIMENSION)).astype(np.float32))
-    return [
-        NewTemplate(
-            rng.bytes(16).hex(),
-            vector,
-            "photo",
-            {"score": 0.5},
-            0.9,
-            Crop(rng.bytes(500), LANDMARKS),
-        )
-        for vector in drawn
-    ]
+    crops = [Crop(rng.bytes(500), LANDMARKS) for _ in drawn]
+    kinds = ("photo", {"score": 0.5}, 0.9)
+    return [NewTemplate(rng.bytes(16).hex(), v, *kinds, crop) for v, crop in zip(drawn, crops, strict=True)]  # type: ignore[arg-type]
 
 
 def made(database: Database, name: str = "g") -> Gallery:
@@ -91,8 +83,8 @@ def items_of(subject: str, template: NewTemplate) -> list[Item]:
     return [Item(subject, template, 1)]
 
 
-def test_any_deletion_keeps_counts_and_change_log(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
-    database = open_database(database_url())
+@ON_BOTH
+def test_any_deletion_keeps_counts_and_change_log(database: Database, rng: np.random.Generator) -> None:
     store, gallery = Store(database), made(database)
     bystander = made(database, "other")
     for name, count in (("ada", 2), ("tom", 1)):
@@ -126,12 +118,11 @@ def test_any_deletion_keeps_counts_and_change_log(database_url: DatabaseUrl, rng
             if (column := table.columns.get("gallery_pk")) is not None and table not in (audit, erasures):
                 owners = set(connection.execute(sa.select(column)).scalars())
                 assert owners <= {bystander.pk}, table
-    database.close()
 
 
-def test_every_table_goes_with_its_gallery_or_its_subject(database_url: DatabaseUrl) -> None:
+@ON_BOTH
+def test_every_table_goes_with_its_gallery_or_its_subject(database: Database) -> None:
     """A new table with data of people hangs on them by foreign keys with a cascade, or is listed with a reason."""
-    database = open_database(database_url())
     inspector = sa.inspect(database.engine)
     assert set(inspector.get_table_names()) == {*metadata.tables, "alembic_version"}
     for table in metadata.sorted_tables:
@@ -147,13 +138,12 @@ def test_every_table_goes_with_its_gallery_or_its_subject(database_url: Database
             assert named == {key["constrained_columns"][0] for key in keys}, table.name
         if "subject" in table.columns:  # a keyed hash
             assert f" {table.name} " in SQLITE["subjects_removed"], table.name
-    database.close()
 
 
+@ON_BOTH
 def test_an_outcome_that_is_recorded_during_an_erasure_names_nobody(
-    database_url: DatabaseUrl, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    database: Database, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database = open_database(database_url())
     store, jobs, gallery = Store(database), JobStore(database), made(database)
     store.templates.enroll(gallery, "ada", some(rng), None)
     jobs.create(gallery, "enrollment", {})
@@ -172,11 +162,9 @@ def test_an_outcome_that_is_recorded_during_an_erasure_names_nobody(
     erasure.join()
     assert [(one.item, one.subject) for one in jobs.items(job, None, 9)] == [("", None)]
     assert "ada/1.jpg" in jobs.done(job)
-    database.close()
 
 
-def test_the_receipt_matches_the_erased_rows_and_the_audit(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
-    database = open_database(database_url())
+def test_the_receipt_matches_the_erased_rows_and_the_audit(database: Database, rng: np.random.Generator) -> None:
     store, gallery = Store(database), made(database)
     store.templates.enroll(gallery, "ada", some(rng, 3), IdempotentResponse("k", "d", "answer"))
     store.subjects.put(gallery, "ada", "Ada", {"team": 1}, ["old"])
@@ -205,7 +193,6 @@ def test_the_receipt_matches_the_erased_rows_and_the_audit(database_url: Databas
     assert "receipt" not in never.value.document()
     _, last = store.galleries.delete("g")
     assert last.kind == "gallery"
-    database.close()
 
 
 def test_no_file_of_sqlite_contains_erased_data(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -239,10 +226,7 @@ def test_no_file_of_sqlite_contains_erased_data(tmp_path: Path, rng: np.random.G
     database.close()
 
 
-def test_earlier_work_cannot_restore_a_subject(
-    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
-) -> None:
-    database = open_database(database_url())
+def test_earlier_work_cannot_restore_a_subject(database: Database, tmp_path: Path, rng: np.random.Generator) -> None:
     store, jobs, bulk, before = Store(database), JobStore(database), BulkStore(database), made(database)
     store.templates.enroll(before, "ada", some(rng), None)
     jobs.create(before, "enrollment", {})
@@ -278,11 +262,9 @@ def test_earlier_work_cannot_restore_a_subject(
     (_, latest), *_ = ErasureStore(database).list_page(after, "ada")
     assert latest.id == again.id
     assert store.subjects.get(after, "ada").template_count == 1, "enrolled again since"
-    database.close()
 
 
-def test_earlier_work_cannot_restore_a_template(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
-    database = open_database(database_url())
+def test_earlier_work_cannot_restore_a_template(database: Database, rng: np.random.Generator) -> None:
     store, jobs, bulk, before = Store(database), JobStore(database), BulkStore(database), made(database)
     (one,), (two,) = some(rng), some(rng)
     store.templates.enroll(before, "ada", [one, two], None)
@@ -298,22 +280,18 @@ def test_earlier_work_cannot_restore_a_template(database_url: DatabaseUrl, rng: 
     assert jobs.job(job.id).progress.counts == {"subject_erased": 1, "enrolled": 1}
     assert one.id not in {t.id for t in store.templates.list_page(now, "ada")}
     assert bulk.add(now, items_of("ada", one), {}).enrolled == [0]
-    database.close()
 
 
-def test_a_restored_backup_repeats_erasures(
-    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
-) -> None:
-    database, file = open_database(database_url()), tmp_path / "backup"
-    store, gallery = Store(database), made(database)
+@ON_BOTH
+def test_a_restored_backup_repeats_erasures(database: Database, tmp_path: Path, rng: np.random.Generator) -> None:
+    file, store, gallery = tmp_path / "backup", Store(database), made(database)
     gone = Store(database).galleries.create("gone", "f" * 32, DIMENSION, GallerySettings())
     for name in ("ada", "bob", "eve"):
         store.templates.enroll(gallery, name, some(rng, 2), None)
     store.templates.enroll(gone, "ada", some(rng), None)
     store.subjects.delete(gallery, "eve")
-    store.templates.enroll(
-        gallery := store.galleries.get("g"), "eve", some(rng), None
-    )  # from before the backup, which already reflects it
+    gallery = store.galleries.get("g")
+    store.templates.enroll(gallery, "eve", some(rng), None)  # from before the backup, which already reflects it
     back_up(database, file)
 
     receipt = store.subjects.delete(gallery, "ada")
@@ -332,11 +310,8 @@ def test_a_restored_backup_repeats_erasures(
     assert template not in {t.id for t in store.templates.list_page(after, "bob")}
     with pytest.raises(GalleryNotFoundError):
         store.galleries.get("gone")
-    assert [line.removeprefix("repeated erasure: ").partition(",")[0] for line in said if "repeated" in line] == [
-        "subject",
-        "template",
-        "gallery",
-    ]
+    repeated = [line.removeprefix("repeated erasure: ").partition(",")[0] for line in said if "repeated" in line]
+    assert repeated == ["subject", "template", "gallery"]
     listed = listed_lines(database, AuditFilter(after.pk), None, 10)
     (line, *_) = [one for one in listed if one.event == "subject_deleted"]
     assert (line.details["receipt"], line.outcome) == (receipt.id, "repeated")
@@ -353,14 +328,12 @@ def test_a_restored_backup_repeats_erasures(
         with database.read() as connection:
             kept = set(connection.execute(sa.select(erasures.c.id)).scalars())
         assert kept >= {each.id for each in (receipt, one, whole, of_late)}
-    database.close()
 
 
 def test_a_moved_template_does_not_return_to_its_former_subject(
-    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
+    database: Database, tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    database, file = open_database(database_url()), tmp_path / "backup"
-    store, gallery = Store(database), made(database)
+    file, store, gallery = tmp_path / "backup", Store(database), made(database)
     moved, *_ = adas = some(rng, 3)
     store.templates.enroll(gallery, "ada", adas, None)
     store.templates.enroll(gallery, "bob", some(rng), None)
@@ -374,15 +347,20 @@ def test_a_moved_template_does_not_return_to_its_former_subject(
     after = store.galleries.get("g")
     assert [s.id for s in store.subjects.list_page(after, None, 10, SubjectFilter())] == ["ada"]
     assert {t.id for t in store.templates.list_page(after, "ada")} == {each.id for each in adas[1:]}
-    database.close()
 
 
-@pytest.mark.parametrize("erased", ["nobody", "one", "a third"])
+@pytest.mark.parametrize(
+    ("erased", "expected"),
+    [
+        ("nobody", {"anna": 1, "anna-2019": 2, "tom": 1}),
+        ("one", {"tom": 1}),
+        ("a third", {"anna-2019": 1, "tom": 1}),
+    ],
+)
 def test_a_restore_from_before_a_merge_keeps_every_photo(
-    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator, erased: str
+    database: Database, tmp_path: Path, rng: np.random.Generator, erased: str, expected: dict[str, int]
 ) -> None:
-    database, file = open_database(database_url()), tmp_path / "backup"
-    store, gallery = Store(database), made(database)
+    file, store, gallery = tmp_path / "backup", Store(database), made(database)
     for name, count in (("anna", 1), ("anna-2019", 2), ("tom", 1)):
         store.templates.enroll(gallery, name, some(rng, count), None)
     back_up(database, file)
@@ -396,16 +374,8 @@ def test_a_restore_from_before_a_merge_keeps_every_photo(
     restore(database, file, replace=True)
     after = store.galleries.get("g")
     left = {s.id: s.template_count for s in store.subjects.list_page(after, None, 10, SubjectFilter())}
-    assert (
-        left
-        == {
-            "nobody": {"anna": 1, "anna-2019": 2, "tom": 1},
-            "one": {"tom": 1},
-            "a third": {"anna-2019": 1, "tom": 1},
-        }[erased]
-    )
+    assert left == expected
     assert after.templates == sum(left.values())
-    database.close()
 
 
 def test_a_restore_keeps_who_enrolled_again_after_the_erasure(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +30,7 @@ from service.storage.privacy.retention import Retention
 from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
-from tests.databases import open_database
+from tests.databases import ON_BOTH, open_database
 from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
 from tests.service.storage.privacy.test_erasure import made, some
@@ -71,11 +70,11 @@ def aged(database: Database, ids: list[str], days: float) -> None:
         connection.execute(templates.update().where(templates.c.id.in_(ids)).values(**made_at))
 
 
+@ON_BOTH
 def test_due_templates_and_then_empty_subjects_are_erased(
-    database_url: DatabaseUrl, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    database: Database, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention_module, "BATCH_ROWS", 2)
-    database = open_database(database_url())
     store, gallery, other = Store(database), limited(database, 30), limited(database, None, "for-ever")
     followers = Followers(in_process(store))
     old, young = some(rng, 5), some(rng, 2)
@@ -102,18 +101,15 @@ def test_due_templates_and_then_empty_subjects_are_erased(
     assert ErasureStore(database).list_page(now) == []  # no receipts: these subjects may be enrolled again
     assert Retention(database).sweep(NOW).galleries == []
     store.templates.enroll(gallery, "old", some(rng), None)
-    database.close()
 
 
-def test_subjects_without_templates_are_erased_at_the_same_age(database_url: DatabaseUrl) -> None:
-    database = open_database(database_url())
+def test_subjects_without_templates_are_erased_at_the_same_age(database: Database) -> None:
     store, gallery = Store(database), limited(database, 30)
     store.subjects.put(gallery, "named", "Name", {}, ["tag"])
     today = datetime.now(UTC)
     assert Retention(database).sweep(today + timedelta(days=29)).subjects == 0
     assert Retention(database).sweep(today + timedelta(days=31)).subjects == 1
     assert store.galleries.get("g").subjects == 0
-    database.close()
 
 
 def test_a_damaged_key_does_not_stop_other_galleries(
@@ -151,10 +147,9 @@ def test_a_damaged_key_does_not_stop_other_galleries(
 
 
 def test_empty_subjects_are_selected_outside_the_writing_transaction(
-    database_url: DatabaseUrl, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    database: Database, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A subject that gets a template between the two reads stays."""
-    database = open_database(database_url())
     store, gallery = Store(database), limited(database, 30)
     for name in ("gone", "back", "renamed"):
         store.subjects.put(gallery, name, None, {}, [])
@@ -168,11 +163,9 @@ def test_empty_subjects_are_selected_outside_the_writing_transaction(
     monkeypatch.setattr(database, "change", meanwhile)
     assert Retention(database).sweep(datetime.now(UTC) + timedelta(days=31)).subjects == 2
     assert [s.id for s in store.subjects.list_page(gallery, None, 9, SubjectFilter())] == ["back"]
-    database.close()
 
 
-def test_idempotent_responses_expire(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
-    database = open_database(database_url())
+def test_idempotent_responses_expire(database: Database, rng: np.random.Generator) -> None:
     store, gallery = Store(database), limited(database, None)
     store.templates.enroll(gallery, "a", some(rng), IdempotentResponse("k", "d", "an answer"))
     today = datetime.now(UTC)
@@ -182,7 +175,6 @@ def test_idempotent_responses_expire(database_url: DatabaseUrl, rng: np.random.G
     with database.read() as connection:
         assert connection.execute(sa.select(idempotency)).all() == []
     assert store.galleries.get("g").templates == 1
-    database.close()
 
 
 def test_one_process_holds_the_sweeping_lease(database_url: DatabaseUrl) -> None:
@@ -196,35 +188,26 @@ def test_one_process_holds_the_sweeping_lease(database_url: DatabaseUrl) -> None
     assert two.lease.acquire("two", NOW + 2 * hour, hour)  # the other process died
     assert not one.lease.acquire("one", NOW + 2 * hour, hour)
     two.lease.release("two")
-    assert one.lease.acquire("one", NOW + 2 * hour, hour)
+    # A server swept with a clock one year ahead, and was killed.
+    assert one.lease.acquire("one", NOW + timedelta(days=400), hour)
+    assert two.lease.acquire("two", NOW, hour)
+    assert not one.lease.acquire("one", NOW - timedelta(minutes=1), hour)  # a clock slightly behind
     for each in (database, another):
         each.close()
 
 
-def test_the_service_sweeps_at_its_start_and_then_every_hour(
-    database_url: DatabaseUrl, rng: np.random.Generator
-) -> None:
-    database = open_database(database_url())
-    store, gallery = Store(database), limited(database, 30)
-    clock = Clocks()
-    told = list[str]()
-
-    async def work() -> None:
-        kept_house = keeping(database, clock, lambda g: told.append(g.name))
-        for days, left in ((0, 3), (1.5, 2), (1, 1)):
-            clock.advance(timedelta(days=days))
-            kept_house.look()
-            assert store.galleries.get("g").templates == left
-        clock.advance(SWEEP_INTERVAL / 2)
-        kept_house.look()
-        assert store.galleries.get("g").templates == 1
-
+def test_the_service_sweeps_at_its_start_and_then_every_hour(database: Database, rng: np.random.Generator) -> None:
+    """Also after a system's sleep, which is no jump of the clock."""
+    store, gallery, clock, told = Store(database), limited(database, 30), Clocks(), list[str]()
     for days in (29, 28, 27):
         store.templates.enroll(gallery, f"s{days}", new := some(rng), None)
         aged(database, [new[0].id], days)
-    asyncio.run(work())
+    house = keeping(database, clock, lambda g: told.append(g.name))
+    for elapsed, left in ((timedelta(), 3), (timedelta(days=1.5), 2), (timedelta(days=1), 1), (SWEEP_INTERVAL / 2, 1)):
+        clock.advance(elapsed)
+        house.look()
+        assert (house.paused, store.galleries.get("g").templates) == (None, left)
     assert told == ["g", "g"]
-    database.close()
 
 
 @pytest.mark.parametrize("how", ["erased", "finished", "answered", "replaced"])
@@ -299,15 +282,6 @@ def test_names_erased_by_another_process_are_evicted(rng: np.random.Generator, d
     there.close()
 
 
-def test_the_retention_period_is_a_gallery_setting(kith: Kith, gallery: str) -> None:
-    assert kith.gallery(gallery).retention_days is None
-    assert kith.update_gallery(gallery, retention_days=30).retention_days == 30
-    assert kith.update_gallery(gallery, keep_crops=True).retention_days == 30
-    assert kith.update_gallery(gallery, retention_days=None).retention_days is None
-    with pytest.raises(KithClientError, match="invalid_request"):
-        kith.update_gallery(gallery, retention_days=0)
-
-
 def crowd(database: Database, rng: np.random.Generator, people: int, days_old: float, name: str = "g") -> Gallery:
     """Gallery with a retention period of 30 days and subjects that are all past it."""
     gallery = limited(database, 30, name)
@@ -342,22 +316,9 @@ def test_a_clock_jump_erases_nothing(
     database.close()
 
 
-def test_system_sleep_is_not_a_clock_jump(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
-    database, clock = open_database(database_url()), Clocks()
-    crowd(database, rng, 1, 29)
-    house = keeping(database, clock)
-    house.look()
-    clock.advance(timedelta(days=3))
-    house.look()
-    assert (house.paused, Store(database).galleries.get("g").templates) == (None, 0)
-    database.close()
-
-
-def test_a_server_started_with_a_wrong_clock_erases_nothing(
-    database_url: DatabaseUrl, rng: np.random.Generator
-) -> None:
+@ON_BOTH
+def test_a_server_started_with_a_wrong_clock_erases_nothing(database: Database, rng: np.random.Generator) -> None:
     """The clock of the PostgreSQL server detects it."""
-    database = open_database(database_url())
     crowd(database, rng, 1, 0)
     if database.server_time() is None:
         pytest.skip("SQLite has no server")
@@ -366,13 +327,9 @@ def test_a_server_started_with_a_wrong_clock_erases_nothing(
     assert house.paused is not None
     assert "the database server" in house.paused.detail
     assert Store(database).galleries.get("g").templates == 1
-    database.close()
 
 
-def test_a_new_period_that_erases_a_large_share_needs_the_number(
-    database_url: DatabaseUrl, rng: np.random.Generator
-) -> None:
-    database = open_database(database_url())
+def test_a_new_period_that_erases_a_large_share_needs_the_number(database: Database, rng: np.random.Generator) -> None:
     retention = Retention(database)
     gallery = crowd(database, rng, 20, 31)
     store = Store(database)
@@ -394,11 +351,9 @@ def test_a_new_period_that_erases_a_large_share_needs_the_number(
     with raises_code("retention_unconfirmed", match="0 of 0 templates and 10 of 10 subjects") as refused:
         retention.require_confirmation(small, 30, NOW, 0)
     assert refused.value.extra == {"confirm": 10}
-    database.close()
 
 
-def test_a_tenth_needs_no_confirmation(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
-    database = open_database(database_url())
+def test_a_tenth_needs_no_confirmation(database: Database, rng: np.random.Generator) -> None:
     gallery = crowd(database, rng, 10, 1)
     retention = Retention(database)
     for number, allowed in ((0, True), (1, False)):
@@ -410,17 +365,6 @@ def test_a_tenth_needs_no_confirmation(database_url: DatabaseUrl, rng: np.random
         else:
             with raises_code("retention_unconfirmed", match=f"{number + 1} of 10 templates"):
                 retention.require_confirmation(gallery, 30, NOW, 0)
-    database.close()
-
-
-def test_a_lease_from_a_wrong_clock_is_ignored(database_url: DatabaseUrl) -> None:
-    """A server swept with a clock one year ahead, and was killed."""
-    database = open_database(database_url())
-    retention, hour = Retention(database), timedelta(hours=1)
-    assert retention.lease.acquire("killed", NOW + timedelta(days=400), 1.5 * hour)
-    assert retention.lease.acquire("next", NOW, 1.5 * hour)
-    assert not retention.lease.acquire("killed", NOW - timedelta(minutes=1), 1.5 * hour)  # a clock slightly behind
-    database.close()
 
 
 def test_a_shorter_period_asks_for_the_number(kith: Kith, server: str, gallery: str, tmp_path: Path) -> None:
@@ -439,6 +383,11 @@ def test_a_shorter_period_asks_for_the_number(kith: Kith, server: str, gallery: 
         kith.update_gallery(gallery, retention_days=30, confirm=6)
     now = kith.gallery(gallery)
     assert (now.retention_days, now.keep_crops) == (None, False)
+    with pytest.raises(KithClientError, match="invalid_request"):
+        kith.update_gallery(gallery, retention_days=0)
+    assert kith.update_gallery(gallery, retention_days=36_500).retention_days == 36_500
+    assert kith.update_gallery(gallery, keep_crops=True).retention_days == 36_500
+    assert kith.update_gallery(gallery, retention_days=None).retention_days is None
     kith.update_gallery(gallery, retention_days=36_500)
 
     run, set_to_30 = CliRunner().invoke, ["gallery", "update", gallery, "--retention-days", "30", "--url", server]

@@ -28,7 +28,7 @@ from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
-from tests.databases import change_recognizer, open_database
+from tests.databases import ON_BOTH, change_recognizer, open_database
 from tests.refusals import raises_code
 
 D = 16
@@ -186,6 +186,7 @@ def test_it_is_sealed_and_exported(database: Database, store: Store, rng: np.ran
     assert "embedding" not in exported  # of another person
 
 
+@ON_BOTH
 def test_it_counts_for_the_recognizers_that_embedded_it(
     database: Database, store: Store, rng: np.random.Generator
 ) -> None:

@@ -15,23 +15,17 @@ from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, 
 from service.index.follower import Followers, in_process
 from service.risk.evidence import impostor_evidence
 from service.risk.gallery_risks import GalleryRisks
-from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop
 from service.storage.repositories.generations import DROP, FILL, MAX_REST, GenerationStore, SealedCrops
 from service.storage.repositories.jobs import ItemOutcome, Job, JobStore
 from service.storage.repositories.store import Store
-from tests.databases import change_recognizer
+from tests.databases import ON_BOTH
 from tests.refusals import raises_code
 
 OLD, NEW, THIRD = "a" * 32, "b" * 32, "c" * 32
 OLD_D, NEW_D = 16, 12
 CROP = Crop(b"a picture", ((1.0, 2.0),) * 5)
-
-
-@pytest.fixture
-def store(database: Database) -> Store:
-    return Store(database)
 
 
 @pytest.fixture
@@ -124,15 +118,10 @@ def test_a_generation_in_preparation_is_searched_like_any_gallery(
     followers.close()
 
 
-def test_steps_and_their_repetitions(
+def test_repeated_steps_have_no_further_effect(
     database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
     store.templates.enroll(gallery, "s", [template(rng)], None)
-    with raises_code("migration_state"):
-        generations.roll_back(now(store))
-    generations.finish(now(store), force=True)
-    with raises_code("migration_state"):
-        generations.start(now(store), OLD, OLD_D, "old")
     n = started(store, generations)
     assert started(store, generations) == n
     with raises_code("migration_state"):
@@ -141,27 +130,29 @@ def test_steps_and_their_repetitions(
         generations.finish(now(store), force=True)
     switch(database, generations, n)
     assert (now(store).generation, now(store).fingerprint) == (n, NEW)
-    with raises_code("migration_state"):  # rolling back is another thing
-        generations.start(now(store), OLD, OLD_D, "old")
     for _ in range(2):
         generations.roll_back(now(store))
     other = now(store).other
     assert now(store).generation == 0
     assert other is not None and (other.number, other.state) == (n, "next")
+    filled = view(store, n)
+    keys = store.changes.snapshot(filled).template_pks.tolist()
     for _ in range(2):
         generations.finish(now(store), force=False)
     assert now(store).other is None
     generations.drop(now(store), n, lambda: None)
-    stored = store.changes.snapshot(now(store)).template_pks.tolist()
-    assert len(stored) == 1 and generations.embedded_count(replace(gallery, generation=n)) == 0
-    lines = listed_lines(database, AuditFilter(gallery.pk), None, 100)
-    events = [one.event for one in lines if "migration" in one.event][::-1]
-    steps = ["started", "cut_over", "rolled_back", "finished"]
-    assert events == [f"migration_{step}" for step in steps]
+    assert store.changes.snapshot(now(store)).template_pks.tolist() == keys
+    assert generations.embedded_count(replace(gallery, generation=n)) == 0
     kinds = [waiting.kind for waiting in JobStore(database).list_jobs(gallery, (), None, 100)]
     assert kinds.count(DROP) == 1
-    # A number that was used stays used.
+    # A number that was used stays used; a crop goes with its template.
     assert started(store, generations) == n + 1
+    (waiting,) = generations.crops(view(store, n + 1), keys)
+    kept = open_crop(gallery.seal, waiting.sealed)
+    assert (kept.image, [tuple(point) for point in kept.landmarks_xy]) == (CROP.image, list(CROP.landmarks_xy))
+    store.templates.delete(now(store), "s", waiting.id)
+    assert generations.crops(view(store, n + 1), keys) == []
+    assert generations.missing_keys(view(store, n + 1)) == []
 
 
 def test_a_start_replaces_the_unfinished_job(
@@ -181,6 +172,7 @@ def test_a_start_replaces_the_unfinished_job(
     assert job(database).parameters["generation"] == now(store).generation == 0
 
 
+@ON_BOTH
 def test_the_last_batch_embeds_the_rest_or_leaves_it_to_another_pass(
     database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
@@ -257,32 +249,3 @@ def test_vectors_of_a_dropped_generation_do_not_come_back(
     generations.finish(now(store), force=False)
     fill(generations, late, filled)
     assert generations.embedded_count(filled) == 0
-
-
-def test_nothing_is_finished_that_would_lose_somebody(
-    database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
-) -> None:
-    store.templates.enroll(gallery, "s", [left := template(rng, crop=None)], None)
-    assert generations.without_crop(now(store), 9) == (1, [("s", left.id)])
-    with raises_code("migration_incomplete"):
-        generations.start(now(store), NEW, NEW_D, "new")
-    change_recognizer(database, "g", NEW, NEW_D)
-    with raises_code("migration_incomplete"):
-        generations.finish(now(store), force=False)
-    generations.finish(now(store), force=True)
-
-
-def test_a_crop_goes_with_its_template(
-    store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
-) -> None:
-    one = template(rng)
-    store.templates.enroll(gallery, "s", [one], None)
-    filled = view(store, started(store, generations))
-    keys = generations.missing_keys(filled)
-    (waiting,) = generations.crops(filled, keys)
-    kept = open_crop(gallery.seal, waiting.sealed)
-    assert (waiting.id, kept.image) == (one.id, CROP.image)
-    assert [tuple(point) for point in kept.landmarks_xy] == list(CROP.landmarks_xy)
-    store.templates.delete(now(store), "s", one.id)
-    assert generations.crops(filled, keys) == []
-    assert generations.missing_keys(filled) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -24,18 +23,10 @@ from service.storage.db.row_sealing import subject_lookup
 from service.storage.repositories import erasures
 from service.storage.repositories.store import Store
 from service.storage.repositories.subjects import merged_record
-from tests.databases import open_database
+from tests.databases import ON_BOTH
 from tests.packs import BUNDLED_DIMENSION
-from tests.postgres import DatabaseUrl
 
 DIMENSION: Final = 16
-
-
-@pytest.fixture
-def database(database_url: DatabaseUrl) -> Iterator[Database]:
-    opened = open_database(database_url())
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
@@ -70,6 +61,7 @@ def test_who_stays_is_right() -> None:
         )
 
 
+@ON_BOTH
 def test_everything_of_one_is_the_others(database: Database, store: Store) -> None:
     gallery = store.galleries.get("g")
     followers = Followers(in_process(store))

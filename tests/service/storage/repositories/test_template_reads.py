@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -14,19 +13,10 @@ from models.vision.recognition import l2_normalize
 from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate
 from service.storage.repositories.store import Store
-from tests.databases import open_database
-from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
 
 DIMENSION: Final = 8
 POINTS: Final = ((1.0, 2.0), (3.0, 4.0), (5.0, 6.0), (7.0, 8.0), (9.0, 10.0))
-
-
-@pytest.fixture
-def store(database_url: DatabaseUrl) -> Iterator[Store]:
-    opened = Store(open_database(database_url()))
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
