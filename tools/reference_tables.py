@@ -1,6 +1,6 @@
 """Write the reference tables of documents from the code: ``python -m tools.reference_tables``.
 
-These are settings, errors, metrics, audit events, stored data, methods of the client, and packs.
+These are settings of service and trainer, errors, metrics, audit events, stored data, methods of the client, and packs.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin
 
 from kith.calls import Calls
 from kith.client import Kith
@@ -19,6 +20,7 @@ from models.pack.catalog import read_catalog
 from service.core.errors import all_errors
 from service.settings import Settings
 from service.storage.db.tables import metadata
+from training import config
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"
@@ -27,6 +29,7 @@ END: Final = "<!-- End of generated text -->\n"
 LOCAL: Final = frozenset({"backup", "demo_photos", "foreign_file", "no_database", "settings"})
 """Codes that only the command line prints, so that they have no status."""
 
+TRAINING_SECTIONS: Final = ("data", "augment", "backbone", "distill", "loop")
 PROCESS: Final = {"cpu_seconds_total": "counter"} | dict.fromkeys(
     ("resident_memory_bytes", "virtual_memory_bytes", "open_fds", "max_fds", "start_time_seconds"), "gauge"
 )
@@ -88,6 +91,24 @@ def packs_table() -> str:
     return _table(("Pack", "Content", "License", "Commercial use"), rows)
 
 
+def training_table() -> str:
+    """Return the settings of a training run with their defaults and descriptions, in the order of the classes."""
+    rows = []
+    for section in (node for node in ast.parse(inspect.getsource(config)).body if isinstance(node, ast.ClassDef)):
+        name = section.name.removesuffix("Config").lower()
+        for field, after in pairwise([*section.body, ast.Pass()]):
+            if name in TRAINING_SECTIONS and isinstance(field, ast.AnnAssign) and field.value is not None:
+                key = ast.unparse(field.target)
+                default = getattr(vars(config)[section.name], key)
+                kind = vars(config).get(ast.unparse(field.annotation))
+                about = [", ".join(f"`{each}`" for each in get_args(kind))] if get_origin(kind) is Literal else []
+                about += (
+                    [" ".join(_text(after.value).split()).replace("``", "`")] if isinstance(after, ast.Expr) else []
+                )
+                rows.append((f"`{name}.{key}`", _default(key, default), ". ".join(about)))
+    return _table(("Setting", "Default", "Meaning"), rows)
+
+
 TABLES: Final = {
     "settings.md": settings_table,
     "errors.md": errors_table,
@@ -96,6 +117,7 @@ TABLES: Final = {
     "privacy.md": stored_table,
     "client.md": methods_table,
     "models.md": packs_table,
+    "training.md": training_table,
 }
 
 
@@ -108,7 +130,7 @@ def with_table(name: str) -> str:
 def _default(name: str, value: Any) -> str:
     if name == "pack":  # an absolute path
         return "the bundled pack"
-    return "none" if value is None else f"`{value}`"
+    return "none" if value in (None, "") else f"`{value}`"
 
 
 def _metrics() -> Iterator[tuple[str, str, list[str], str]]:
