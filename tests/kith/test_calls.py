@@ -32,7 +32,7 @@ from kith.wire.subjects import EnrollIn, SubjectPatch
 from kith.wire.verification import VerifyIn
 from kith.wire.webhooks import WebhookIn
 from models.vision.quality_gate import QualityGate
-from tests.kith.responses import OK, run
+from tests.kith.responses import run
 from tests.scripted import Answer, answering
 
 CALLS: Any = SimpleNamespace(
@@ -181,21 +181,6 @@ def test_an_id_that_would_change_the_path_is_refused(value: str) -> None:
             assert (refusal.value.code, refusal.value.status) == ("invalid_request", 0), (describe, name)
             refused += 1
     assert refused > 40
-
-
-@pytest.mark.parametrize("value", ["..", "g/subjects/p"])
-def test_neither_client_sends_such_an_id(value: str) -> None:
-    with answering(OK) as script:
-        with Kith(script.url) as kith, pytest.raises(KithClientError, match="invalid_request"):
-            kith.delete_subject("g", value)
-
-        async def erased() -> None:
-            async with AsyncKith(script.url) as kith:
-                await kith.delete_subject("g", value)
-
-        with pytest.raises(KithClientError, match="invalid_request"):
-            run(erased())
-    assert script.asked == []
 
 
 @pytest.mark.parametrize("subject", ["...", "%2e%2e", "%2F", "a?b#c", "a b+c", "ada;x=1", "Zoë 李", "~", "-rf", ":"])

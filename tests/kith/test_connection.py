@@ -61,6 +61,8 @@ def test_an_export_with_invalid_compression_is_not_retried() -> None:
         ("localhost:8000", None, "invalid_address"),
         ("http://", None, "invalid_address"),
         ("http://ada:hunter2", None, "invalid_address"),
+        ("http://127.0.0.1/kith?key=hunter2", None, "invalid_address"),
+        ("http://127.0.0.1/kith#hunter2", None, "invalid_address"),
         ("http://host", "hunter2schl\xfcssel", "invalid_key"),
         ("http://host", "hunter2\nX-Other: 1", "invalid_key"),
     ],

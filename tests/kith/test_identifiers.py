@@ -30,24 +30,16 @@ ALSO_ALLOWED_IN_NAMES = ["\u200f\u05d0\u05d3\u05d4", "a\xa0b", "Ren\ufffd", "a/b
 FORBIDDEN = [
     "a\x00b",
     "a\nb",
-    "a\x1bb",
-    "a\x7f",
     "a\x85b",
     "a\u2028b",
-    "a\u2029b",
     "a\ud800b",
     "a\udce9",
     "a\ufdd0",
-    "a\ufffe",
-    "a\uffff",
-    "a\U0001fffe",
     "a\U0010ffff",
     "a\u202eb",
-    "a\u202ab",
-    "a\u2066b",
     "a\u2069",
-    "a" + "\u0301" * 31,
 ]
+"""Of each kind one: all are compared with the tables of this Python."""
 STRAYS = [
     *("ada\u200d", "a\u200cda", "a\u200dda", "ada\ufe0f", "ada\ufe0e", "ada\U000e0061", "ada\U000e0100", "\u200dada"),
     *("ad\u200d\ufe0fa", "ada\u200d👩", "1\ufe0f", "Zo\xeb\u200d", "\u0410\u043d\u043d\u0430\ufe0f", "\u200d👩"),
@@ -64,6 +56,8 @@ ALLOWED_SEQUENCES = [
     ),
     *("\u0639\u0644\u06cc\u200c\u0631\u0636\u0627", "क्\u200dष", "क्\u200cष"),
 ]
+OVERRIDES = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+"""Bidirectional classes of characters that turn the text after them around."""
 FORBIDDEN_IN_IDS = [
     "",
     " ",
@@ -99,14 +93,9 @@ FORBIDDEN_IN_IDS = [
 ]
 
 
-@pytest.mark.parametrize("text", ALLOWED_IN_IDS)
+@pytest.mark.parametrize("text", [*ALLOWED_IN_IDS, *ALLOWED_SEQUENCES])
 def test_letters_joiners_and_emoji_are_allowed(text: str) -> None:
     assert normalize_id(text) == normalize_text(text) == text
-
-
-@pytest.mark.parametrize("text", ALLOWED_SEQUENCES)
-def test_sequences_of_scripts_and_emoji_are_allowed(text: str) -> None:
-    assert normalize_id(text) == text
 
 
 @pytest.mark.parametrize("text", STRAYS)
@@ -147,17 +136,7 @@ def test_no_printable_letter_is_forbidden() -> None:
     """The listed characters agree with the properties of this Python's tables."""
     for character in map(chr, range(0x110000)):
         category = unicodedata.category(character)
-        is_bidirectional = unicodedata.bidirectional(character) in (
-            "LRE",
-            "RLE",
-            "LRO",
-            "RLO",
-            "PDF",
-            "LRI",
-            "RLI",
-            "FSI",
-            "PDI",
-        )
+        is_bidirectional = unicodedata.bidirectional(character) in OVERRIDES
         is_nonchar = 0xFDD0 <= ord(character) <= 0xFDEF or ord(character) & 0xFFFE == 0xFFFE
         forbidden = category in ("Cc", "Cs", "Zl", "Zp") or is_bidirectional or is_nonchar
         try:
@@ -184,7 +163,7 @@ def test_metadata_is_normalized_at_every_depth() -> None:
             normalize_metadata(ambiguous)
 
 
-@pytest.mark.parametrize("marks", ["\u0300\u0316", "\u0f73", "\u0344\u0316"])
+@pytest.mark.parametrize("marks", ["\u0301", "\u0300\u0316", "\u0f73", "\u0344\u0316"])
 def test_work_is_bounded(marks: str) -> None:
     """Normalization sorts combining marks in quadratic time: 100,000 of them would take a minute."""
     start_s = time.monotonic()

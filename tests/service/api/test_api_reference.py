@@ -10,21 +10,10 @@ import httpx2 as httpx
 import pytest
 
 from service.api.routes.static import to_openapi_3_0
-from service.server import embedded
-from service.settings import load_settings
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    settings = load_settings(
-        data_dir=tmp_path_factory.mktemp("documents"), api_key="a key that no test in this file sends"
-    )
-    with embedded(settings) as url, httpx.Client(base_url=url) as client:
-        yield client
-
-
-def test_the_page_and_its_files_need_neither_a_key_nor_another_server(server: httpx.Client) -> None:
-    page = server.get("/docs")
+def test_the_page_and_its_files_need_neither_a_key_nor_another_server(stranger: httpx.Client) -> None:
+    page = stranger.get("/docs")
     policy = page.headers["content-security-policy"]
     assert "script-src 'self';" in policy
     assert "default-src 'none'" in policy
@@ -32,14 +21,14 @@ def test_the_page_and_its_files_need_neither_a_key_nor_another_server(server: ht
     assert len(loaded) == 4
     for path in loaded:
         assert path.startswith(("console/", "docs/")), path
-        answer = server.get(path)
+        answer = stranger.get(path)
         assert answer.status_code == 200, path
         assert answer.content, path
     assert "<script>" not in page.text
 
 
-def test_swagger_ui_gets_openapi_3_0(server: httpx.Client) -> None:
-    newest, older = server.get("/openapi.json").json(), server.get("/docs/openapi.json").json()
+def test_swagger_ui_gets_openapi_3_0(stranger: httpx.Client) -> None:
+    newest, older = stranger.get("/openapi.json").json(), stranger.get("/docs/openapi.json").json()
     assert (newest["openapi"][:3], older["openapi"]) == ("3.1", "3.0.3")
     assert older["paths"].keys() == newest["paths"].keys()
     assert older["components"]["schemas"].keys() == newest["components"]["schemas"].keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +21,7 @@ from service.settings import Settings, load_settings
 from tests.conftest import jpeg
 from tests.databases import open_database
 from tests.packs import BUNDLED_DIMENSION
+from tests.service.api.conftest import KEY, Guarded
 from tests.service.storage.audit.test_audit_log import report_of
 
 GALLERY = "staff"
@@ -150,10 +152,9 @@ def test_search_entries_survive_a_shutdown(settings: Settings) -> None:
         assert "searched" in [line.event for line in kith.audit(GALLERY)]
 
 
-def test_mode_before_writes_a_search_before_its_response(tmp_path: Path) -> None:
-    settings = load_settings(data_dir=tmp_path, log_level="WARNING", audit_searches="before")
+def test_mode_before_writes_a_search_before_its_response(kith: Kith, settings: Settings) -> None:
     vectors = l2_normalize(np.random.default_rng(0).normal(size=(1, BUNDLED_DIMENSION)))
-    with embedded(settings) as url, Kith(url) as kith, closing(sqlite3.connect(tmp_path / "kith.db")) as database:
+    with closing(sqlite3.connect(settings.data_dir / "kith.db")) as database:
         kith.create_gallery(GALLERY)
         for count in range(1, 4):
             kith.identify(GALLERY, embeddings=[vectors[0]])
@@ -161,24 +162,29 @@ def test_mode_before_writes_a_search_before_its_response(tmp_path: Path) -> None
             assert database.execute(query).fetchone() == (count,)
 
 
-def test_refused_requests_are_audited_and_counted(tmp_path: Path) -> None:
-    settings = load_settings(data_dir=tmp_path, log_level="WARNING", api_key="k" * 32)
-    with embedded(settings) as url, Kith(url, "k" * 32) as kith:
-        kith.create_gallery(GALLERY)
+def test_refused_requests_are_audited_and_counted(guarded: Guarded) -> None:
+    def counted(kith: Kith) -> Counter[tuple[str, str | None]]:
+        found = Counter[tuple[str, str | None]]()
+        for line in kith.audit(event="access_refused"):
+            found[line.actor, line.outcome] += line.details["count"]
+        return found
+
+    with Kith(guarded.url, KEY) as kith:
+        kith.create_gallery("audited")
         kith.create_gallery("secret")
-        made = kith.create_key("reader", ["read"], galleries=[GALLERY])
+        made, before = kith.create_key("reader", ["read"], galleries=["audited"]), counted(kith)
         for path, key in (
-            (f"/v1/galleries/{GALLERY}", None),
-            (f"/v1/galleries/{GALLERY}", "kith_wrong"),
-            (f"/v1/galleries/{GALLERY}/audit", made.token),
+            ("/v1/galleries/audited", None),
+            ("/v1/galleries/audited", "kith_wrong"),
+            ("/v1/galleries/audited/audit", made.token),
             ("/v1/galleries/secret", made.token),
             ("/v1/galleries/absent", made.token),
             ("/v1/jobs?gallery=secret", made.token),
         ):
-            assert httpx.get(url + path, headers={} if key is None else {"X-API-Key": key}).status_code >= 400
-        refused = [(line.actor, line.outcome, line.details["count"]) for line in kith.audit(event="access_refused")]
+            headers = {} if key is None else {"X-API-Key": key}
+            assert httpx.get(guarded.url + path, headers=headers).status_code >= 400
+        new = counted(kith) - before
+        for gallery in ("audited", "secret"):
+            kith.delete_gallery(gallery)
     name = f"key:{made.id}"
-    counted: dict[tuple[str, str], int] = {}
-    for actor, outcome, count in refused:
-        counted[actor, outcome] = counted.get((actor, outcome), 0) + count
-    assert counted == {("anonymous", "unauthorized"): 2, (name, "forbidden"): 1, (name, "gallery_not_found"): 3}
+    assert new == {("anonymous", "unauthorized"): 2, (name, "forbidden"): 1, (name, "gallery_not_found"): 3}

@@ -4,43 +4,32 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-
-from service.server import embedded
-from service.settings import load_settings
 
 FOLDER = Path(__file__).parents[3] / "service" / "console"
 SPECIFICATIONS = Path(__file__).parents[2] / "console"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.*"))
 
 
-@pytest.fixture(scope="module")
-def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    settings = load_settings(
-        data_dir=tmp_path_factory.mktemp("console"), api_key="a key that no test of this file sends"
-    )
-    with embedded(settings) as url, httpx.Client(base_url=url) as client:
-        yield client
-
-
 @pytest.mark.parametrize("file", FILES)
-def test_every_file_is_served_without_a_key_with_its_media_type(console: httpx.Client, file: str) -> None:
-    answer = console.get("/console" if file == "index.html" else f"/console/{file}")
+def test_every_file_is_served_without_a_key_with_its_media_type(stranger: httpx.Client, file: str) -> None:
+    answer = stranger.get("/console" if file == "index.html" else f"/console/{file}")
     assert answer.status_code == 200
     assert answer.content == (FOLDER / file).read_bytes()
     assert answer.headers["x-content-type-options"] == "nosniff"
-    again = console.get(
+    again = stranger.get(
         "/console" if file == "index.html" else f"/console/{file}", headers={"If-None-Match": answer.headers["etag"]}
     )
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_the_policy_allows_only_scripts_of_the_console(console: httpx.Client) -> None:
-    policy = dict(part.split(" ", 1) for part in console.get("/console").headers["content-security-policy"].split("; "))
+def test_the_policy_allows_only_scripts_of_the_console(stranger: httpx.Client) -> None:
+    policy = dict(
+        part.split(" ", 1) for part in stranger.get("/console").headers["content-security-policy"].split("; ")
+    )
     assert policy["default-src"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
     assert policy["frame-ancestors"] == "'none'"
@@ -70,15 +59,15 @@ def test_one_function_makes_the_addresses_of_the_service() -> None:
 @pytest.mark.parametrize(
     "path", ["nothing.js", "../settings.py", "%2e%2e/settings.py", "pages", "pages/", "/etc/passwd"]
 )
-def test_no_other_file_can_be_requested(console: httpx.Client, path: str) -> None:
-    answer = console.get(f"/console/{path}")
+def test_no_other_file_can_be_requested(stranger: httpx.Client, path: str) -> None:
+    answer = stranger.get(f"/console/{path}")
     assert answer.status_code in (400, 401, 404)
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_the_root_redirects_to_the_console(console: httpx.Client) -> None:
-    assert console.get("/").headers["location"] == "console"
-    assert console.get("/console/").headers["location"] == "../console"
+def test_the_root_redirects_to_the_console(stranger: httpx.Client) -> None:
+    assert stranger.get("/").headers["location"] == "console"
+    assert stranger.get("/console/").headers["location"] == "../console"
 
 
 @pytest.mark.parametrize("file", sorted(path.name for path in SPECIFICATIONS.glob("*.test.mjs")))

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import httpx2 as httpx
 import pytest
 
 from service.core.errors import SettingsError
-from service.server import embedded
 from service.settings import load_settings
+from tests.service.api.conftest import KEY, ORIGIN
 
-KEY = "an operator key of sufficient length"
-ORIGIN = "https://desk.example.org"
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-api-key"}
 
 
@@ -22,20 +18,15 @@ def test_no_origin_is_allowed_by_default(server: str) -> None:
     assert "access-control-allow-origin" not in response.headers
 
 
-def test_listed_origins_may_call_with_a_key(tmp_path: Path) -> None:
-    settings = load_settings(
-        data_dir=tmp_path, api_key=KEY, log_level="WARNING", cors_origins=f"{ORIGIN}, http://a.test"
-    )
-    with embedded(settings) as url, httpx.Client(base_url=url, timeout=60) as http:
-        allowed = http.options("/v1/galleries", headers=PREFLIGHT | {"Origin": ORIGIN})
-        assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, ORIGIN)
-        refused = http.options("/v1/galleries", headers=PREFLIGHT | {"Origin": "https://evil.example"})
-        assert "access-control-allow-origin" not in refused.headers
-        listed = http.get("/v1/galleries", headers={"Origin": ORIGIN, "X-API-Key": KEY})
-        assert (listed.status_code, listed.headers["access-control-allow-origin"]) == (200, ORIGIN)
-        assert "access-control-allow-credentials" not in listed.headers
-        without_key = http.get("/v1/galleries", headers={"Origin": ORIGIN})
-        assert without_key.status_code == 401
+def test_listed_origins_may_call_with_a_key(stranger: httpx.Client) -> None:
+    allowed = stranger.options("/v1/galleries", headers=PREFLIGHT | {"Origin": ORIGIN})
+    assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, ORIGIN)
+    refused = stranger.options("/v1/galleries", headers=PREFLIGHT | {"Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in refused.headers
+    listed = stranger.get("/v1/galleries", headers={"Origin": ORIGIN, "X-API-Key": KEY})
+    assert (listed.status_code, listed.headers["access-control-allow-origin"]) == (200, ORIGIN)
+    assert "access-control-allow-credentials" not in listed.headers
+    assert stranger.get("/v1/galleries", headers={"Origin": ORIGIN}).status_code == 401
 
 
 @pytest.mark.parametrize("origins", ["*", "desk.example.org", "https://desk.example.org/", "https://Desk.example.org"])

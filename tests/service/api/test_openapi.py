@@ -46,7 +46,7 @@ def document(settings: Settings) -> dict[str, Any]:
     return create_app(settings).openapi()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def service(settings: Settings) -> Iterator[tuple[requests.Session, str]]:
     with embedded(settings) as url, requests.Session() as session:
         # The server shares this process and closes idle connections late while requests are generated.

@@ -145,9 +145,6 @@ def test_subjects_are_listed_by_their_metadata(server: str, kith: Kith, gallery:
     page = httpx.get(path, params={"metadata": '{"floor": 1}', "limit": 1}).json()
     after = httpx.get(path, params={"metadata": '{"floor": 1}', "cursor": page["next"]}).json()
     assert [subject["id"] for subject in page["data"] + after["data"]] == ["ada", "bob"]
-    for wrong in ("floor=1", "[1]", '{"floor": NaN}', "1"):
-        refused = httpx.get(path, params={"metadata": wrong})
-        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request"), wrong
     listed = _run("subject", "list", "-g", gallery, "--where", "floor=1", "--tag", "night", "--json", server=server)
     assert [subject["id"] for subject in json.loads(listed)] == ["ada"]
 
@@ -167,9 +164,6 @@ def test_subjects_are_found_by_parts_of_name_and_id(server: str, kith: Kith, gal
     assert found("민수") == ["s5"]
     assert found("s", "night") == ["s1", "s3"]
     assert found("nobody") == []
-    for wrong in ("", " ", "\u0301", "a\x00", "x" * 129):
-        refused = httpx.get(f"{server}/v1/galleries/{gallery}/subjects", params={"q": wrong})
-        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request"), wrong
     listed = _run("subject", "list", "-g", gallery, "--find", "grosse", "--json", server=server)
     assert [subject["id"] for subject in json.loads(listed)] == ["s2"]
     assert "No subject matches." in _run("subject", "list", "-g", gallery, "--find", "nobody", server=server)

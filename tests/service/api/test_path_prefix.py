@@ -14,32 +14,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kith import AsyncKith, Kith, KithClientError
-from service.server import embedded
-from service.settings import load_settings
+from kith import AsyncKith, Kith
 from tests.commands import run_kith
 from tests.conftest import jpeg
 from tests.reverse_proxies import PREFIX, PROXIES
+from tests.service.api.conftest import KEY, Guarded
 
-KEY = "the-operator-s-key-of-this-file-and-more"
 ODD_IDS = ["Zoë 李", "50% off", "a+b=c&d", "what?#1", "semi;colon, comma", "%2e%2e", "%41"]
 LINKS = re.compile(r"""(?:src|href)="([^"#]+)|\bfrom "([^"]+)"|\bimport "([^"]+)\"""")
 
 
-@pytest.fixture(scope="module")
-def direct(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Service without a proxy."""
-    settings = load_settings(
-        data_dir=tmp_path_factory.mktemp("kith"), api_key=KEY, compat="compreface", log_level="ERROR"
-    )
-    with embedded(settings) as url:
-        yield url
-
-
 @pytest.fixture(scope="module", params=PROXIES)
-def prefixed(direct: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
+def prefixed(
+    guarded: Guarded, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[str]:
     """URL of the service below the prefix, without a last slash."""
-    with PROXIES[request.param](direct, tmp_path_factory.mktemp("proxy")) as url:
+    with PROXIES[request.param](guarded.url, tmp_path_factory.mktemp("proxy")) as url:
         yield url
 
 
@@ -80,7 +70,7 @@ def test_the_documents_name_the_server_below_the_prefix(prefixed: str, document:
 
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_a_session_of_the_client(prefixed: str, slash: str, astronaut: NDArray[np.uint8]) -> None:
-    name = "staff"
+    name = "behind-a-proxy"
     with Kith(prefixed + slash, KEY) as kith:
         kith.create_gallery(name)
         kith.enroll(name, "ada", jpeg(astronaut))
@@ -106,7 +96,7 @@ def test_a_session_of_the_asynchronous_client(prefixed: str) -> None:
 def test_the_command_line(prefixed: str, tmp_path: Path) -> None:
     ran = run_kith("gallery", "list", "--json", "--url", prefixed, "--api-key", KEY, cwd=tmp_path, environment={})
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == []
+    assert isinstance(json.loads(ran.stdout), list)
 
 
 def test_the_errors_of_both_interfaces(prefixed: str) -> None:
@@ -115,9 +105,3 @@ def test_the_errors_of_both_interfaces(prefixed: str) -> None:
     assert (missing.status_code, missing.headers["content-type"]) == (404, "application/problem+json")
     compatible = httpx.get(f"{prefixed}/api/v1/recognition/subjects", headers=headers)
     assert (compatible.status_code, compatible.json()["kith"]["code"]) == (403, "forbidden")
-
-
-@pytest.mark.parametrize("address", ["http://127.0.0.1/kith?key=1", "http://127.0.0.1/kith#top"])
-def test_the_client_refuses_addresses_that_lose_the_path(address: str) -> None:
-    with pytest.raises(KithClientError, match="invalid_address"):
-        Kith(address)

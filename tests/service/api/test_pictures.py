@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from kith import AsyncKith, Kith, KithClientError
+from kith import AsyncKith, Kith
 from tests.conftest import jpeg
 
 
@@ -103,25 +103,3 @@ def test_many_crops_are_read_at_once_with_one_audit_line(
     kith.create_gallery("elsewhere")
     assert kith.crops("elsewhere", wanted) == [None] * len(wanted)
     assert list(kith.audit("elsewhere", event="crop_read")) == [], "nothing was shown"
-
-
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        [],
-        [{}],
-        [{"template": "0" * 32}],
-        [{"subject": "ada", "stranger": "0" * 32}],
-        [{"template": "0" * 32, "stranger": "0" * 32}],
-        [{"subject": "ada", "template": "x"}],
-        [{"album": "0" * 32}],
-        [{"face": "0" * 32}],
-        [{"subject": "ada", "face": "0" * 32}],
-        [{"album": "0" * 32, "face": "0" * 32, "stranger": "0" * 32}],
-        [{"subject": "ada"}] * 201,
-    ],
-)
-def test_what_names_no_crops_or_too_many_is_refused(kith: Kith, gallery: str, wanted: list[dict[str, str]]) -> None:
-    with pytest.raises(KithClientError) as refused:
-        kith.crops(gallery, wanted)
-    assert refused.value.code == "invalid_request"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,14 +20,12 @@ from models.runtime.network import Float
 from service.cli.commands import faces
 from service.risk.decision import SIMILARITY_STEP, Thresholds
 from service.security.api_keys import Rights
-from service.server import embedded
-from service.settings import load_settings
 from service.storage.repositories.api_keys import KeyStore
 from tests.conftest import jpeg
 from tests.databases import open_database
+from tests.service.api.conftest import KEY, Guarded
 
-OPERATOR = "an operator's key that is long enough"
-STAFF = "staff"
+STAFF = "trusted-staff"
 NUMBERS = ("similarity", "runner_up", "margin", "false_alarm_probability", "false_match_probability")
 SAME_RISK: Risk = {"fpir": 0.001}
 LAX_RISKS: tuple[Risk, ...] = ({"threshold": -1.0}, {"fmr": 0.9}, {"fpir": 0.9}, {"fpir": 0.0001})
@@ -54,17 +53,15 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory, actor: NDArray[np.uint8]) -> Iterator[House]:
-    settings = load_settings(data_dir=tmp_path_factory.mktemp("kith"), api_key=OPERATOR, log_level="WARNING")
-    with embedded(settings) as url, Kith(url, OPERATOR) as admin:
-        database = open_database(settings.sql_url)
+def house(guarded: Guarded, actor: NDArray[np.uint8]) -> Iterator[House]:
+    with Kith(guarded.url, KEY) as admin, closing(open_database(guarded.settings.sql_url)) as database:
         template = np.random.default_rng(3).normal(size=admin.model().dimension)
         template /= np.linalg.norm(template)
         admin.create_gallery(STAFF, risk=SAME_RISK)
         admin.enroll(STAFF, "ada", embeddings=[template])
         admin.enroll(STAFF, "actor", jpeg(actor))
-        yield House(url, admin, KeyStore(database), np.asarray(template, np.float32), jpeg(actor))
-        database.close()
+        yield House(guarded.url, admin, KeyStore(database), np.asarray(template, np.float32), jpeg(actor))
+        admin.delete_gallery(STAFF)
 
 
 def test_embeddings_need_the_scope_vectors(house: House) -> None:
@@ -169,7 +166,7 @@ def test_hygiene_needs_the_scope_admin(house: House) -> None:
 def test_metrics_contain_no_exact_similarities(house: House) -> None:
     with house.key("identify") as key:
         key.identify(STAFF, house.photo)
-    text = httpx.get(f"{house.url}/metrics", headers={"Authorization": f"Bearer {OPERATOR}"}).text
+    text = httpx.get(f"{house.url}/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
     sums = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("kith_similarity_sum")]
     assert any(sums)
     assert all(total / SIMILARITY_STEP == pytest.approx(round(total / SIMILARITY_STEP)) for total in sums)

@@ -42,6 +42,7 @@ def installed(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_generated_client_compiles_and_works(
     installed: Path, server: str, gallery: str, astronaut: NDArray[np.uint8]
 ) -> None:

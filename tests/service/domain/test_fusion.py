@@ -54,20 +54,6 @@ def test_a_score_is_its_definition(drawn: tuple[Float, Float, Ints, Float]) -> N
     np.testing.assert_allclose(fuse_similarities(probes, vectors, keys, qualities), np.transpose(expected), atol=1e-4)
 
 
-@given(galleries(most_templates=1))
-def test_one_template_scores_its_own_cosine(drawn: tuple[Float, Float, Ints, Float]) -> None:
-    probes, vectors, *_ = drawn
-    np.testing.assert_allclose(fuse_similarities(*drawn), probes @ vectors.T, atol=1e-6)
-
-
-@given(galleries(), st.integers(0, 2**32 - 1))
-def test_the_order_of_templates_says_nothing(drawn: tuple[Float, Float, Ints, Float], seed: int) -> None:
-    probes, vectors, keys, qualities = drawn
-    order = np.lexsort((np.random.default_rng(seed).random(len(keys)), keys))
-    again = fuse_similarities(probes, vectors[order], keys[order], qualities[order])
-    np.testing.assert_allclose(again, fuse_similarities(probes, vectors, keys, qualities), atol=1e-5)
-
-
 @given(drawn=galleries())
 def test_one_vector_a_subject_is_of_unit_norm(drawn: tuple[Float, Float, Ints, Float]) -> None:
     _, vectors, keys, qualities = drawn

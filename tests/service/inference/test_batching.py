@@ -111,29 +111,6 @@ def test_idle_devices_share_what_waits() -> None:
     assert sorted(len(each.batches[0]) for each in held) == [3, 4]
 
 
-@settings(max_examples=50)
-@given(
-    st.lists(st.lists(st.integers(0, 20), max_size=6), max_size=20), st.integers(1, 4), st.integers(1, 3), st.booleans()
-)
-def test_every_request_gets_its_own_results(
-    requests: list[list[int]], largest: int, devices: int, shapes: bool
-) -> None:
-    async def ask(batcher: Batcher[int, int], items: list[int]) -> list[int] | None:
-        try:
-            return await batcher.submit(items)
-        except ValueError:
-            return None
-
-    async def run() -> list[list[int] | None]:
-        shape_of = (lambda item: item % 3) if shapes else None
-        functions = [double] * devices
-        async with batcher_of(*functions, sizes=SIZES[:largest], max_queue=1000, shape_of=shape_of) as batcher:
-            return await asyncio.gather(*(ask(batcher, items) for items in requests))
-
-    for items, results in zip(requests, asyncio.run(run()), strict=True):
-        assert results == (None if BAD in items else [item * 2 for item in items])
-
-
 @dataclass(frozen=True)
 class Ask:
     """One request of a schedule. ``after``: turns of the loop before it comes; ``leaves``: turns after which it ends as

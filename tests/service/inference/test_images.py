@@ -40,37 +40,12 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_every_format(kind: str, astronaut: NDArray[np.uint8]) -> None:
-    decoded = decode(encode(Image.fromarray(astronaut), kind), LIMITS)
-    assert decoded.shape == astronaut.shape
-    assert np.abs(decoded.astype(int) - astronaut).mean() < 12
-
-
-@pytest.mark.parametrize("mode", ["L", "LA", "P", "1", "CMYK", "RGBA", "I;16"])
-def test_every_mode_becomes_rgb(mode: str, astronaut: NDArray[np.uint8]) -> None:
-    image = Image.fromarray(astronaut)
-    if mode == "I;16":
-        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
-    else:
-        image = image.convert(mode)
-    decoded = decode(encode(image, "TIFF"), LIMITS)
-    gray = np.asarray(Image.fromarray(astronaut).convert("L"), int)
-    assert decoded.shape == astronaut.shape
-    assert abs(float(decoded.mean()) - float(gray.mean())) < 12
-
-
 @pytest.mark.parametrize("white", [1, 255, 65_535])
 def test_gray_in_floats_has_one_of_the_usual_whites(white: int, astronaut: NDArray[np.uint8]) -> None:
     gray = np.asarray(Image.fromarray(astronaut).convert("L"))
     image = Image.fromarray(gray.astype(np.float32) / 255 * white)
     decoded = decode(encode(image, "TIFF"), LIMITS)
     assert np.abs(decoded[:, :, 0].astype(int) - gray).max() <= 1
-
-
-def test_transparency_lies_over_white() -> None:
-    decoded = decode(encode(Image.new("RGBA", (8, 8), (200, 0, 0, 0)), "PNG"), LIMITS)
-    assert (decoded == 255).all()
 
 
 def stored(upright: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
@@ -88,10 +63,14 @@ def stored(upright: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     return np.ascontiguousarray(turned)
 
 
-def oriented(upright: NDArray[np.uint8], orientation: int, kind: str = "JPEG", **options: object) -> bytes:
+def exif_of(orientation: int) -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return encode(Image.fromarray(stored(upright, orientation)), kind, exif=exif, **options)
+    return exif
+
+
+def oriented(upright: NDArray[np.uint8], orientation: int, kind: str = "JPEG", **options: object) -> bytes:
+    return encode(Image.fromarray(stored(upright, orientation)), kind, exif=exif_of(orientation), **options)
 
 
 def by_pillow(payload: bytes) -> NDArray[np.uint8]:
@@ -99,30 +78,30 @@ def by_pillow(payload: bytes) -> NDArray[np.uint8]:
         return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied(orientation: int, kind: str) -> None:
-    upright = np.zeros((40, 60, 3), np.uint8)
-    upright[:20, :30] = 255
-    options = {"lossless": True} if kind == "WEBP" else {}
-    assert (decode(oriented(upright, orientation, kind, **options), LIMITS) == upright).all()
+JPEG_KINDS: dict[str, tuple[str, dict[str, object]]] = {
+    "baseline": ("RGB", {}),
+    "4:2:2": ("RGB", {"subsampling": 1}),
+    "4:4:4": ("RGB", {"subsampling": 0}),
+    "quality 30": ("RGB", {"quality": 30}),
+    "progressive": ("RGB", {"progressive": True}),
+    "restart markers": ("RGB", {"restart_marker_blocks": 5}),
+    "gray": ("L", {}),
+    "CMYK": ("CMYK", {}),
+    "CMYK, progressive": ("CMYK", {"progressive": True}),
+}
 
 
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}], ids=str)
+@pytest.mark.parametrize("kind", JPEG_KINDS)
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_jpeg_has_the_pixels_that_pillow_gives_it(
-    orientation: int, options: dict[str, int], astronaut: NDArray[np.uint8]
-) -> None:
-    payload = oriented(astronaut[:333, :251], orientation, "JPEG", **options)
+def test_a_jpeg_has_the_pixels_that_pillow_gives_it(orientation: int, kind: str, astronaut: NDArray[np.uint8]) -> None:
+    mode, options = JPEG_KINDS[kind]
+    image = Image.fromarray(stored(astronaut[:333, :251], orientation)).convert(mode)
+    payload = encode(image, "JPEG", exif=exif_of(orientation), **options)
     photo = open_photo(payload, LIMITS)
     assert (photo.height, photo.width) == (333, 251)
     assert (photo.decode().upright == by_pillow(payload)).all()
-
-
-@pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_a_jpeg_of_other_colors_has_them_too(mode: str, astronaut: NDArray[np.uint8]) -> None:
-    payload = encode(Image.fromarray(astronaut).convert(mode), "JPEG")
-    assert (decode(payload, LIMITS) == by_pillow(payload)).all()
+    # The last column of a mirrored reduction, which may show less of the photo, would come first and shift the others.
+    assert (photo.decode(0.1).reduction == 1.0) == (mode == "CMYK" or orientation in (2, 4, 5, 7))
 
 
 @given(
@@ -192,15 +171,6 @@ def test_only_a_small_jpeg_of_few_scans_is_short(astronaut: NDArray[np.uint8]) -
     assert not has_short_header(jpeg(small) + bytes(SHORT_BYTES))
 
 
-@pytest.mark.parametrize("orientation", [2, 4, 5, 7])
-def test_a_mirrored_jpeg_is_decoded_whole(orientation: int, astronaut: NDArray[np.uint8]) -> None:
-    """The last column of a reduction, which may show less of the photo, would come first and shift the others."""
-    payload = oriented(astronaut[:333, :251], orientation)
-    picture = open_photo(payload, LIMITS).decode(0.1)
-    assert picture.reduction == 1.0
-    assert (picture.upright == by_pillow(payload)).all()
-
-
 def test_16_bit_gray_keeps_its_high_byte() -> None:
     values = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     assert (decode(encode(Image.fromarray(values), "PNG"), LIMITS) == (values >> 8)[..., None]).all()
@@ -228,50 +198,14 @@ def test_what_is_large_enough_is_not_decoded_again(astronaut: NDArray[np.uint8])
     assert whole.at_least(7.0) is whole
 
 
-def test_empty() -> None:
-    with raises_code("image_empty"):
-        decode(b"", LIMITS)
-
-
-@pytest.mark.parametrize("payload", [b"hello", b"<svg/>", b"%PDF-1.7", b"\0" * 100])
-def test_not_a_photo(payload: bytes) -> None:
-    with raises_code("image_format"):
-        decode(payload, LIMITS)
-
-
-def test_truncated(astronaut: NDArray[np.uint8]) -> None:
-    whole = jpeg(astronaut)
-    with raises_code("image_damaged"):
-        decode(whole[: len(whole) // 2], LIMITS)
-
-
-@pytest.mark.parametrize("size", [(10_000, 10_000), (60_000, 60_000)], ids=["100 megapixels", "a bomb"])
-def test_a_header_of_many_pixels_is_refused_before_decoding(size: tuple[int, int]) -> None:
-    with raises_code("image_too_large"):
-        decode(png_header(*size), LIMITS)
-
-
-JPEG_KINDS: dict[str, tuple[str, dict[str, object]]] = {
-    "baseline": ("RGB", {}),
-    "4:2:2": ("RGB", {"subsampling": 1}),
-    "progressive": ("RGB", {"progressive": True}),
-    "restart markers": ("RGB", {"restart_marker_blocks": 5}),
-    "gray": ("L", {}),
-    "CMYK": ("CMYK", {}),
-    "CMYK, progressive": ("CMYK", {"progressive": True}),
-}
-
-
 @pytest.mark.parametrize("orientation", [1, 5, 6])
 @pytest.mark.parametrize("kind", JPEG_KINDS)
 def test_a_jpeg_may_lack_its_end_marker_and_nothing_else(
     kind: str, orientation: int, astronaut: NDArray[np.uint8]
 ) -> None:
     mode, options = JPEG_KINDS[kind]
-    exif = Image.Exif()
-    exif[0x0112] = orientation
     image = Image.fromarray(astronaut[:333, :251]).convert(mode)
-    whole = encode(image, "JPEG", exif=exif, **options)
+    whole = encode(image, "JPEG", exif=exif_of(orientation), **options)
     for missing in (1, 2):
         assert (decode(whole[:-missing], LIMITS) == decode(whole, LIMITS)).all()
         assert open_photo(whole[:-missing], LIMITS).decode(0.2).pixels.shape[2] == 3
@@ -296,23 +230,35 @@ def test_a_progressive_jpeg_that_ends_between_scans_is_truncated(astronaut: NDAr
                 decode(whole[:end], LIMITS)
 
 
+REFUSED = {
+    "nothing": (b"", "image_empty"),
+    "text": (b"hello", "image_format"),
+    "SVG": (b"<svg/>", "image_format"),
+    "PDF": (b"%PDF-1.7", "image_format"),
+    "zeros": (b"\0" * 100, "image_format"),
+    "too many bytes": (b"x" * (LIMITS.max_bytes + 1), "image_too_large"),
+    "100 megapixels in a header": (png_header(10_000, 10_000), "image_too_large"),
+    "a bomb": (png_header(60_000, 60_000), "image_too_large"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_photo_or_too_large_is_refused(case: str) -> None:
+    payload, code = REFUSED[case]
+    with raises_code(code):
+        decode(payload, LIMITS)
+
+
 @pytest.mark.parametrize(("kind", "trailer"), [("PNG", 12), ("GIF", 1)])
 def test_other_trailers_may_be_missing_too(kind: str, trailer: int, astronaut: NDArray[np.uint8]) -> None:
     whole = encode(Image.fromarray(astronaut), kind)
     assert (decode(whole[:-trailer], LIMITS) == decode(whole, LIMITS)).all()
 
 
-def test_too_many_bytes() -> None:
-    with raises_code("image_too_large"):
-        decode(b"x" * (LIMITS.max_bytes + 1), LIMITS)
-
-
 @settings(max_examples=300)
 @given(st.binary(max_size=30), st.integers(0, 1500), st.booleans(), st.sampled_from([1.0, 0.5]))
 def test_a_damaged_jpeg_is_judged_as_pillow_judges_it(noise: bytes, position: int, cut: bool, scale: float) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    whole = encode(Image.effect_noise((40, 32), 50).convert("RGB"), "JPEG", exif=exif)
+    whole = encode(Image.effect_noise((40, 32), 50).convert("RGB"), "JPEG", exif=exif_of(6))
     damaged = whole[:position] + noise + (b"" if cut else whole[position + len(noise) :])
     try:
         expected = by_pillow(damaged)
@@ -335,20 +281,3 @@ def test_a_damaged_jpeg_is_judged_as_pillow_judges_it(noise: bytes, position: in
             assert (photo.height, photo.width) == expected.shape[:2]
             if scale == 1.0:
                 assert (photo.decode().upright == expected).all()
-
-
-@settings(max_examples=200)
-@given(st.binary(max_size=300), st.integers(0, 600), st.sampled_from(["JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP"]))
-def test_damage_never_escapes_as_another_error(noise: bytes, position: int, kind: str) -> None:
-    exif = Image.Exif()
-    exif[0x0112], exif[0x010E] = 6, "a description"
-    options = {"exif": exif} if kind in {"JPEG", "PNG", "WEBP"} else {}
-    whole = encode(Image.effect_noise((32, 32), 50).convert("RGB"), kind, **options)
-    damaged = whole[:position] + noise + whole[position + len(noise) :]
-    try:
-        decoded = decode(damaged, LIMITS)
-    except ImageError:
-        return
-    assert decoded.dtype == np.uint8
-    assert decoded.ndim == 3
-    assert decoded.shape[2] == 3

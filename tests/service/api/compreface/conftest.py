@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from kith import Kith
 from kith.wire.common import Scope
 from service.security.api_keys import Rights
-from service.server import embedded
-from service.settings import Settings, load_settings
+from service.settings import Settings
 from service.storage.repositories.api_keys import KeyStore
 from tests.conftest import jpeg
 from tests.databases import open_database
+from tests.service.api.conftest import KEY, Guarded
 
-OPERATOR = "an operator key of sufficient length"
 CLIENT_SCOPES: tuple[Scope, ...] = ("identify", "read", "enroll", "vectors")
 
 
@@ -37,7 +36,7 @@ class CompatServer:
     def create_gallery(self, **options: object) -> str:
         """Create an empty gallery and return its name."""
         name = f"collection-{next(self.numbers)}"
-        with Kith(self.url, OPERATOR) as kith:
+        with Kith(self.url, KEY) as kith:
             kith.create_gallery(name, **options)  # type: ignore[arg-type]
         return name
 
@@ -60,15 +59,8 @@ class CompatServer:
 
 
 @pytest.fixture(scope="session")
-def compat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompatServer]:
-    settings = load_settings(
-        data_dir=tmp_path_factory.mktemp("compreface"),
-        api_key=OPERATOR,
-        log_level="WARNING",
-        compat="compreface",
-    )
-    with embedded(settings) as url:
-        yield CompatServer(url, settings)
+def compat(guarded: Guarded) -> CompatServer:
+    return CompatServer(guarded.url, guarded.settings)
 
 
 @pytest.fixture(scope="session")

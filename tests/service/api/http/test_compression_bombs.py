@@ -33,8 +33,7 @@ from service.core.unpacking import (
 from service.domain.gallery_items import SIZE_EXEMPT_ITEMS, max_items
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents
 from service.storage.transfer import ndjson
-from tests.refusals import raises_code
-from tests.service.api.http.test_malformed_input import check
+from tests.refusals import check, raises_code
 
 LIMITS = ArchiveLimits(1_000_000, 20_000_000, 100_000_000_000)
 EMPTY_MEMBER = gzip.compress(b"", mtime=0)

@@ -7,8 +7,6 @@ import io
 import json
 import socket
 import tarfile
-import zlib
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
@@ -20,54 +18,10 @@ from starlette.datastructures import Headers
 from kith import Kith
 from service.api.http.bodies import content_coding
 from tests.conftest import jpeg
-from tests.refusals import raises_code
-from tests.service.api.http.test_malformed_input import ENROLL, IDENTIFY, check
+from tests.refusals import check, raises_code
 
-JSON = {"Content-Type": "application/json"}
 NDJSON = {"Content-Type": "application/x-ndjson"}
 ARCHIVE = {"Content-Type": "application/octet-stream"}
-
-
-def pieces(body: bytes) -> Iterator[bytes]:
-    yield body[:10]
-    yield body[10:]
-
-
-@pytest.mark.parametrize(
-    "coding", ["gzip", "x-gzip", "deflate", "br", "zstd", "compress", "GZIP", "gzip, identity", "?"]
-)
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v1/detect"),
-        ("POST", "/v1/embed"),
-        ("POST", "/v1/verify"),
-        ("POST", IDENTIFY),
-        ("POST", ENROLL),
-        ("POST", "/v1/galleries"),
-        ("PUT", "/v1/galleries/{gallery}/subjects/ada"),
-        ("PATCH", "/v1/galleries/{gallery}"),
-        ("POST", "/v1/keys"),
-    ],
-)
-def test_json_in_a_coding_is_refused_as_such(
-    server: str, gallery: str, kith: Kith, method: str, path: str, coding: str
-) -> None:
-    url, body = server + path.format(gallery=gallery), gzip.compress(json.dumps({"images": []}).encode())
-    for content in (body, pieces(body)):
-        refused = httpx.request(method, url, content=content, headers=JSON | {"Content-Encoding": coding})
-        document = check(refused, 415, "unsupported_encoding")
-        assert refused.headers["Accept-Encoding"] == "identity"
-        assert "identity" in document["detail"]
-    assert kith.gallery(gallery).subject_count == 0
-
-
-@pytest.mark.parametrize("kind", ["image/jpeg", "application/octet-stream", "multipart/form-data; boundary=b"])
-def test_photos_in_a_coding_are_refused_as_such(server: str, astronaut: NDArray[np.uint8], kind: str) -> None:
-    headers = {"Content-Type": kind, "Content-Encoding": "deflate"}
-    refused = httpx.post(f"{server}/v1/detect", content=zlib.compress(jpeg(astronaut)), headers=headers)
-    check(refused, 415, "unsupported_encoding")
-    assert refused.headers["Accept-Encoding"] == "identity"
 
 
 @pytest.mark.parametrize("coding", ["identity", "Identity", "", "identity, identity"])

@@ -1,4 +1,4 @@
-"""Hostile JSON, vectors, names and forms are rejected with 4xx, or stored and returned unchanged."""
+"""Unusual text, names and vectors are stored and returned unchanged, or refused."""
 
 from __future__ import annotations
 
@@ -12,57 +12,11 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from kith import Kith
-from tests.service.api.http.test_malformed_input import ENROLL, IDENTIFY, check
+from kith import Kith, KithClientError
 
 JSON = {"Content-Type": "application/json"}
-DEEP = b"[" * 400_000
-HARMFUL = {
-    "nested": b'{"metadata": {"k": ' + DEEP + b"}}",
-    "nested and closed": b'{"metadata": {"k": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
-    "nested objects": b'{"metadata": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
-    "a number of 100,000 digits": b'{"metadata": {"k": ' + b"9" * 100_000 + b"}}",
-    "no UTF-8": b'{"name": "\xff\xfe"}',
-    "half a pair": b'{"name": "\\ud800"}',
-    "half a pair in a tag": b'{"tags": ["\\udfff"]}',
-    "a NUL": b'{"name": "a\\u0000b"}',
-    "an escape": b'{"name": "\\u001b[2J"}',
-    "two lines": b'{"name": "a\\nerror: b"}',
-    "a C1 control": b'{"tags": ["\\u009b2J"]}',
-    "two lines in a tag": b'{"tags": ["a\\u2028b"]}',
-    "an override": b'{"name": "\\u202eada"}',
-    "two documents": b"{}{}",
-    "a comment": b"{/**/}",
-    "a million spaces": b" " * 900_000 + b"{",
-}
-
-
-@pytest.mark.parametrize("case", HARMFUL)
-def test_hostile_json_is_rejected(server: str, gallery: str, case: str) -> None:
-    url = f"{server}/v1/galleries/{gallery}/subjects/a"
-    check(httpx.put(url, content=HARMFUL[case], headers=JSON), 422, "invalid_request")
-    check(httpx.get(url), 404, "subject_not_found")
-
-
-@pytest.mark.parametrize("path", ["/v1/detect", "/v1/verify", IDENTIFY, ENROLL])
-@pytest.mark.parametrize(
-    "body", [DEEP, b'{"images": ' + DEEP, b'{"a":' * 100_000, b'{"top_k": ' + b"9" * 100_000 + b"}"]
-)
-def test_deep_json_beside_photos(server: str, gallery: str, path: str, body: bytes) -> None:
-    url = server + path.format(gallery=gallery)
-    check(httpx.post(url, content=body, headers=JSON), 422, "invalid_request")
-    form = b'--b\r\nContent-Disposition: form-data; name="request"\r\n\r\n' + body[:900_000] + b"\r\n--b--\r\n"
-    headers = {"Content-Type": "multipart/form-data; boundary=b"}
-    check(httpx.post(url, content=form, headers=headers), 422, "invalid_request")
-
-
-@pytest.mark.parametrize("path", ["/v1/detect", IDENTIFY, ENROLL, "/v1/verify"])
-def test_options_stand_once_in_a_form(server: str, gallery: str, path: str) -> None:
-    """Each part was parsed while every other request waited: seventeen of 1 MB took a second."""
-    options = ("request", ("options.json", b"{}", "application/json"))
-    photo = ("a" if path == "/v1/verify" else "images", ("a.jpg", b"no photo"))
-    answer = httpx.post(server + path.format(gallery=gallery), files=[options, options, photo])
-    assert "once" in check(answer, 422, "invalid_request")["detail"]
+IDENTIFY = "/v1/galleries/{gallery}/identify"
+ENROLL = "/v1/galleries/{gallery}/subjects/x/templates"
 
 
 @pytest.mark.parametrize(
@@ -84,10 +38,9 @@ def test_unusual_text_is_returned_unchanged(kith: Kith, gallery: str, server: st
 @pytest.mark.parametrize(
     ("identifier", "status"),
     [
-        ("..", 404), (".", 404), ("a/../b", 404), ("a\\b", 422), ("a\0b", 422), ("\u202eada", 422), ("a\u200bb", 422),
-        ("a\ud800"[:1] + "\u2028", 422), (" ada", 422), ("\u00a0", 422), ("CON", 201), ("ada.", 201), ("-rf", 201),
-        ("$(id)", 201), ("'; DROP TABLE subjects; --", 201), ("\U0001f600", 201), ("\u00e9", 201), ("e\u0301", 201),
-        ("%2e%2e", 201), ("x" * 128, 201), ("\U0001f600" * 129, 422), ("None", 201), ("__proto__", 201),
+        ("..", 404), (".", 404), ("a/../b", 404), ("CON", 201), ("ada.", 201), ("-rf", 201), ("$(id)", 201),
+        ("'; DROP TABLE subjects; --", 201), ("\U0001f600", 201), ("\u00e9", 201), ("e\u0301", 201), ("%2e%2e", 201),
+        ("x" * 128, 201), ("None", 201), ("__proto__", 201), ("50%", 201), ("a+b", 201),
     ],
 )  # fmt: skip
 def test_similar_identifiers_stay_distinct(server: str, gallery: str, identifier: str, status: int) -> None:
@@ -159,66 +112,6 @@ def test_vectors_in_files(kith: Kith, gallery: str, server: str, number: str) ->
     assert kith.gallery(gallery).template_count == report["template_count"]
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "risk?fpir=5e-324",
-        "risk?fpir=1e-400",
-        "risk?fpir=nan",
-        "risk?fpir=inf",
-        "subjects?cursor=%00",
-        "subjects?limit=1e9",
-    ],
-)
-def test_invalid_numbers_and_cursors_are_rejected(server: str, gallery: str, query: str) -> None:
-    check(httpx.get(f"{server}/v1/galleries/{gallery}/{query}"), 422, "invalid_request")
-
-
-@pytest.mark.parametrize("cursor", ["9" * 30, "-1", "x", "%00", "1e3", "9223372036854775808"])
-def test_cursors_of_jobs(server: str, cursor: str) -> None:
-    check(httpx.get(f"{server}/v1/jobs/{'0' * 32}/items?cursor={cursor}"), 422, "invalid_request")
-
-
-def form(parts: bytes, boundary: bytes = b"b") -> tuple[bytes, dict[str, str]]:
-    return parts, {"Content-Type": f"multipart/form-data; boundary={boundary.decode()}"}
-
-
-PART = b'--b\r\nContent-Disposition: form-data; name="images"; filename="p"\r\n'
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        PART + b"A: b\r\n" * 100_000 + b"\r\nx\r\n--b--\r\n",
-        PART + b"A: " + b"b" * 1_000_000,
-        PART * 5000,
-        (PART + b"\r\nx\r\n") * 5000 + b"--b--\r\n",
-        b"--b\r\n" * 100_000,
-        b"\r\n" * 400_000,
-        b"preamble " * 100_000,
-        b'--b\r\nContent-Disposition: form-data; name="' + b"images" * 10_000 + b'"; filename="p"\r\n\r\nx\r\n--b--',
-        b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--\r\n",
-        b"--b\r\n\r\nx\r\n--b--\r\n",
-        PART + b"\r\n" + b"\r\n--" * 200_000 + b"\r\n--b--",
-    ],
-    ids=[
-        "headers", "header", "heads", "parts", "boundaries", "empty lines", "preamble", "name", "no name", "no head",
-        "all but boundaries",
-    ],
-)  # fmt: skip
-def test_hostile_forms_are_rejected(server: str, body: bytes) -> None:
-    content, headers = form(body)
-    response = httpx.post(f"{server}/v1/detect", content=content, headers=headers)
-    assert response.status_code in (413, 422), response.text[:300]
-
-
-@pytest.mark.parametrize("name", ["../../../etc/passwd", "a\0.jpg", "C:\\x.jpg", "x" * 200, "\u202egpj.exe"])
-def test_file_names_are_ignored(server: str, name: str) -> None:
-    response = httpx.post(f"{server}/v1/detect", files=[("images", (name, b"no photo"))])
-    assert response.status_code == 422
-    assert "passwd" not in response.text
-
-
 @pytest.mark.parametrize("key", ["", "x" * 10_000, "\u00ff", "a,b", '"quoted"', "../x", "%00"])
 def test_idempotency_keys(server: str, gallery: str, kith: Kith, key: str) -> None:
     vector = np.eye(1, kith.model().dimension)[0].tolist()
@@ -227,3 +120,14 @@ def test_idempotency_keys(server: str, gallery: str, kith: Kith, key: str) -> No
     answers = [httpx.post(url, json={"embeddings": [vector]}, headers=headers) for _ in range(2)]
     assert {answer.status_code for answer in answers} <= {201, 422}
     assert len({answer.status_code for answer in answers}) == 1
+
+
+def test_the_client_refuses_parameters_that_no_url_can_carry(kith: Kith, gallery: str) -> None:
+    for call in (
+        lambda: list(kith.subjects(gallery, tags=["Ren\udce9"])),
+        lambda: list(kith.erasures(gallery, "Ren\udce9")),
+        lambda: kith.put_subject(gallery, "Ren\udce9"),
+        lambda: kith.put_subject(gallery, "ada", name="Ren\udce9"),
+    ):
+        with pytest.raises(KithClientError, match="invalid_request"):
+            call()

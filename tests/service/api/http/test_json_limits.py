@@ -28,7 +28,7 @@ from service.api.http.bodies import read_json
 from service.core.errors import InvalidRequestError
 from service.core.json_limits import MAX_VALUES, check_json
 from service.settings import Settings
-from tests.service.api.http.test_malformed_input import ENROLL, IDENTIFY, check
+from tests.refusals import check
 
 JSON = {"Content-Type": "application/json"}
 MANY = 3 * MAX_VALUES  # more than the embeddings of a request add
@@ -63,45 +63,6 @@ def test_dense_documents_are_refused_before_they_are_parsed(case: str) -> None:
         read(DENSE[case], IdentifyIn, numbers=numbers)
 
 
-@pytest.mark.parametrize("path", ["/v1/detect", "/v1/verify", IDENTIFY, ENROLL])
-@pytest.mark.parametrize("case", ["strings", "arrays", "objects", "fields", "depth"])
-def test_every_route_with_photos_is_bounded(
-    server: str, gallery: str, path: str, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("service.api.http.bodies.MAX_EMBEDDINGS", 16)  # not the tests' own
-    response = httpx.post(server + path.format(gallery=gallery), content=DENSE[case], headers=JSON)
-    assert "more than" in check(response, 422, "invalid_request")["detail"]
-
-
-@pytest.mark.parametrize("case", ["strings", "arrays", "objects", "numbers", "fields", "depth"])
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("PUT", "/v1/galleries/{gallery}/subjects/a"),
-        ("PATCH", "/v1/galleries/{gallery}/subjects/a"),
-        ("POST", "/v1/galleries/{gallery}/subjects/a/merge"),
-        ("POST", "/v1/galleries"),
-        ("PATCH", "/v1/galleries/{gallery}"),
-        ("POST", "/v1/galleries/{gallery}/migrate"),
-        ("POST", "/v1/keys"),
-    ],
-)
-def test_every_route_with_a_model_is_bounded(server: str, gallery: str, method: str, path: str, case: str) -> None:
-    response = httpx.request(method, server + path.format(gallery=gallery), content=DENSE[case], headers=JSON)
-    assert "more than" in check(response, 422, "invalid_request")["detail"]
-
-
-@pytest.mark.parametrize("value", ["1", '"é"', "[]", '{"a": 1}'])
-def test_dense_metadata_are_refused_before_they_are_validated(server: str, gallery: str, value: str) -> None:
-    metadata = f'{{"metadata": {{"k": [{", ".join([value] * (MAX_VALUES + 1))}]}}}}'
-    subject = f"{server}/v1/galleries/{gallery}/subjects/dense"
-    for response in (
-        httpx.put(subject, content=metadata, headers=JSON),
-        httpx.patch(subject, content=metadata, headers=JSON),
-    ):
-        assert f"more than {MAX_VALUES} values" in check(response, 422, "invalid_request")["detail"]
-
-
 @pytest.mark.parametrize("depth", [50, 100, 101, 250, 1000, MAX_VALUES - 10])
 def test_nested_metadata_are_stored_unchanged_or_refused(server: str, gallery: str, depth: int) -> None:
     value = "[" * depth + "]" * depth
@@ -113,13 +74,6 @@ def test_nested_metadata_are_stored_unchanged_or_refused(server: str, gallery: s
     else:
         check(stored, 422, "invalid_request")
     httpx.delete(subject)
-
-
-def test_options_in_a_form_are_bounded(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.api.http.bodies.MAX_EMBEDDINGS", 16)
-    options = DENSE["arrays"]
-    response = httpx.post(f"{server}/v1/detect", files=[("images", b"x")], data={"request": options.decode()})
-    assert "more than" in check(response, 422, "invalid_request")["detail"]
 
 
 def test_photos_and_embeddings_do_not_count_as_values() -> None:

@@ -1,0 +1,468 @@
+"""What is refused, and how: a problem document with a stable code and a remedy, and nothing is stored.
+
+Each row is a request. Refusals that need a state of their own stand with the tests of that state.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+
+from kith import Kith
+from service.api.http.openapi import bodies
+from service.app import create_app
+from service.core.json_limits import MAX_VALUES
+from service.settings import load_settings
+from tests.conftest import jpeg
+from tests.packs import BUNDLED_DIMENSION
+from tests.refusals import check
+from tests.service.inference.test_images import png_header
+
+NAME = "refusals"
+HOME = f"/v1/galleries/{NAME}"
+IDENTIFY, ENROLL, SUBJECT = f"{HOME}/identify", f"{HOME}/subjects/x/templates", f"{HOME}/subjects/a"
+NOTHING = "0" * 32
+JSON, JPEG = {"Content-Type": "application/json"}, {"Content-Type": "image/jpeg"}
+FORM = {"Content-Type": "multipart/form-data; boundary=b"}
+PHOTO = jpeg(np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8))
+TEXT = b64encode(PHOTO).decode()
+FILE = [("images", ("photo.jpg", PHOTO))]
+ZERO = [0.0] * BUNDLED_DIMENSION
+
+
+@pytest.fixture(scope="module")
+def http(server: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gallery(server: str) -> Iterator[None]:
+    with Kith(server) as kith:
+        kith.create_gallery(NAME)
+        yield
+        stored = kith.gallery(NAME)
+        assert (stored.subject_count, stored.template_count) == (0, 0)
+        kith.delete_gallery(NAME)
+
+
+def ask(http: httpx.Client, request: str, **options: Any) -> httpx.Response:
+    method, _, path = request.partition(" ")
+    return http.request(method, path, **options)
+
+
+# Photos
+
+
+@pytest.mark.parametrize("path", ["/v1/detect", "/v1/embed", IDENTIFY, ENROLL])
+@pytest.mark.parametrize(
+    ("photo", "status", "code"),
+    [
+        (b"", 422, "image_empty"),
+        (b"just text", 422, "image_format"),
+        (PHOTO[: len(PHOTO) // 2], 422, "image_damaged"),
+        (png_header(10_000, 10_000), 413, "image_too_large"),
+    ],
+    ids=["empty", "text", "truncated", "100 megapixels"],
+)
+def test_bad_photos_however_they_are_sent(http: httpx.Client, path: str, photo: bytes, status: int, code: str) -> None:
+    check(http.post(path, files=[("images", ("photo.jpg", photo))]), status, code)
+    check(http.post(path, json={"images": [b64encode(photo).decode()]}), status, code)
+    check(http.post(path, content=photo, headers=JPEG), status, code)
+
+
+@pytest.mark.parametrize("text", ["data:image/jpeg;base64," + TEXT, TEXT, urlsafe_b64encode(PHOTO).decode()])
+def test_base64_where_a_file_is_expected(http: httpx.Client, text: str) -> None:
+    body: dict[str, Any] = {"content": text.encode(), "headers": JPEG}
+    for sent in (body, {"files": {"images": ("photo.jpg", text.encode())}}):
+        assert "base64" in check(http.post("/v1/detect", **sent), 422, "image_format")["detail"]
+    field = http.post("/v1/detect", files={"images": (None, text.encode())})
+    assert "as a file" in check(field, 422, "invalid_request")["detail"]
+
+
+ENCODED: dict[str, tuple[Callable[[str], str], str]] = {
+    "two alphabets": (lambda text: "+/" + text[2:-4] + "-_==", "characters"),
+    "a space": (lambda text: text[:20] + " " + text[21:], "spaces"),
+    "truncated": (lambda text: text[: len(text) // 4 * 4 - 3], "ends early"),
+    "punctuation": (lambda text: text[:20] + "!" + text[21:], "characters"),
+    "padding within": (lambda text: text[:20] + "=" + text[21:], "ends early"),
+    "a letter": (lambda text: text[:20] + "\u00e9" + text[22:], "characters"),
+    "data URL": (lambda text: "data:image/jpeg," + text, "data URL"),
+    "URL": (lambda text: "https://example.org/" + text, "urls"),
+}
+
+
+@pytest.mark.parametrize("size", [40, 200_000])
+@pytest.mark.parametrize("case", ENCODED)
+def test_text_that_is_no_base64(http: httpx.Client, size: int, case: str) -> None:
+    change, reason = ENCODED[case]
+    text = change(b64encode(np.random.default_rng(1).bytes(size)).decode().replace("/", "A").replace("+", "B"))
+    body = json.dumps({"images": [text]}, ensure_ascii=False).encode()
+    problem = check(http.post("/v1/detect", content=body, headers=JSON), 422, "invalid_request")
+    assert [field["field"] for field in problem["fields"]] == ["images.0"]
+    assert reason in problem["detail"]
+
+
+# Bodies of every route
+
+MANY = 3 * MAX_VALUES  # more than the embeddings of a request add
+DEEP = b"[" * 400_000
+DOCUMENTS = {
+    "an open object": b"{",
+    "a list": b"[]",
+    "null": b"null",
+    "two documents": b"{}{}",
+    "a comment": b"{/**/}",
+    "an unknown field": b'{"no_such_field": 1}',
+    "photos of another type": b'{"images": [5]}',
+    "no UTF-8": b"\xff\xfe",
+    "no UTF-8 in a name": b'{"name": "\xff\xfe"}',
+    "half a pair": b'{"name": "\\ud800"}',
+    "a million spaces": b" " * 900_000 + b"{",
+    "a number of 100,000 digits": b'{"top_k": ' + b"9" * 100_000 + b"}",
+    "nested": b'{"metadata": {"k": ' + DEEP + b"}}",
+    "nested and closed": b'{"metadata": {"k": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+    "nested objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "nested photos": b'{"images": ' + DEEP,
+}
+DENSE = {
+    "strings": b'{"images": [' + b'"",' * MANY + b'""]}',
+    "arrays": b'{"x": [' + b"[]," * MANY + b"[]]}",
+    "objects": b'{"filter": {"metadata": {"k": [' + b"{}," * MANY + b"{}]}}}",
+    "numbers": b'{"metadata": {"k": [' + b"1," * MANY + b"1]}}",
+    "fields": b"{" + b",".join(b'"x%d":0' % i for i in range(MANY)) + b"}",
+    "depth": b'{"x":' * MANY + b"1" + b"}" * MANY,
+}
+"""Documents of few bytes with more values than a request may have."""
+OTHER_TYPES = ("application/x-www-form-urlencoded", None, "text/plain", "text/json", "json", "*/*", "application/xml")
+"""curl -d sends the first."""
+CODINGS = ("gzip", "x-gzip", "deflate", "br", "zstd", "compress", "GZIP", "gzip, identity", "?")
+ROUTES = {
+    f"{next(iter(route.methods or ()))} {route.path}": body.takes_photos
+    for route, body in bodies(create_app(load_settings(_env_file=None)))
+}
+"""Routes with a JSON body, and whether it may have photos."""
+
+
+def filled(route: str) -> str:
+    """Return the request of a route, with names of things that do not exist in a gallery that does."""
+    known = {"gallery": NAME, "subject": "a", "group": "g1", "key": "0" * 12}
+    return re.sub("{([a-z_]+)}", lambda name: known.get(name[1], NOTHING), route)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_refuses_hostile_json(http: httpx.Client, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.api.http.bodies.MAX_EMBEDDINGS", 16)  # not the tests' own
+    empty = check(ask(http, filled(route), headers=JSON), 422, "invalid_request")
+    assert empty["detail"] == "body: Field required"
+    for body in DOCUMENTS.values():
+        check(ask(http, filled(route), content=body, headers=JSON), 422, "invalid_request")
+    for body in DENSE.values():
+        problem = check(ask(http, filled(route), content=body, headers=JSON), 422, "invalid_request")
+        assert "more than" in problem["detail"]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_refuses_other_types_and_codings(http: httpx.Client, route: str) -> None:
+    for kind in OTHER_TYPES:
+        headers = {} if kind is None else {"Content-Type": kind}
+        answer = ask(http, filled(route), content=b'{"name": "g"}', headers=headers)
+        problem = check(answer, 415, "unsupported_media_type")
+        assert (repr(kind) if kind else "Content-Type is missing") in problem["detail"]
+        assert "Content-Type to application/json (curl: -H 'Content-Type: application/json')" in problem["remedy"]
+    for coding in CODINGS:
+        for content in (b"\x1f\x8b0123456789", iter([b"\x1f\x8b", b"0123456789"])):
+            answer = ask(http, filled(route), content=content, headers=JSON | {"Content-Encoding": coding})
+            assert "identity" in check(answer, 415, "unsupported_encoding")["detail"]
+            assert answer.headers["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("route", [route for route, takes_photos in ROUTES.items() if takes_photos])
+def test_options_of_a_form_are_as_bounded_as_json(
+    http: httpx.Client, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.api.http.bodies.MAX_EMBEDDINGS", 16)
+    names = ("a", "b") if route.endswith("/verify") else ("images",)
+    photos = [(name, ("photo.jpg", PHOTO)) for name in names]
+    for options in (DENSE["arrays"], b"{", b"[]", DEEP, b" " * 1_100_000 + b"{}"):
+        for file_name in (None, "options.json"):
+            form = [*photos, ("request", (file_name, options))]
+            check(ask(http, filled(route), files=form), 422, "invalid_request")
+    twice = [*photos, *[("request", ("options.json", b"{}"))] * 2]
+    assert "once" in check(ask(http, filled(route), files=twice), 422, "invalid_request")["detail"]
+    for kind in ("image/jpeg", "application/octet-stream", FORM["Content-Type"]):
+        answer = ask(http, filled(route), content=PHOTO, headers={"Content-Type": kind, "Content-Encoding": "deflate"})
+        check(answer, 415, "unsupported_encoding")
+
+
+# Rows: request, its options, what the detail says. All are 422, invalid_request.
+
+Row = tuple[str, dict[str, Any], str]
+
+
+def field_rows() -> Iterator[Row]:
+    """Values of fields, as JSON."""
+    options: dict[str, Any]
+    wanted: Any
+    for options in (
+        {"risk": {}},
+        {"risk": {"fpir": 0.1, "fmr": 0.1}},
+        {"risk": {"fpir": 0}},
+        {"risk": {"fpir": 1.5}},
+        {"risk": {"preset": "lucky"}},
+        {"top_k": 0},
+        {"faces": "some"},
+        {"filter": {"tag": ["x"]}},
+        {"embeddings": [["a"]]},
+        {"images": "x"},
+        {"images": ["AAAA"] * 17},
+        {"images": ["AAAA"], "embeddings": [[1.0]] * 1001},
+    ):
+        yield f"POST {IDENTIFY}", {"json": options}, "" if "images" in options else next(iter(options))
+    yield f"POST {IDENTIFY}", {"json": {}}, "at least one of"
+    for number in ("NaN", "Infinity", "-Infinity", "1e999", "null"):
+        vector = f'{{"embeddings": [[{", ".join([number] * BUNDLED_DIMENSION)}]]}}'.encode()
+        for path in (IDENTIFY, ENROLL):
+            yield f"POST {path}", {"content": vector, "headers": JSON}, ""
+    for detail in ("HIGH", "", "tiles", 3):
+        for path in ("/v1/detect", "/v1/embed", IDENTIFY):
+            yield f"POST {path}", {"json": {"urls": ["https://x/"], "detail": detail}}, "detail"
+        yield f"POST {HOME}/enrollments", {"params": {"detail": str(detail)}, "content": b"PK"}, "detail"
+    for name in ("", "a/b", "..", "a b", "x" * 65, "\u00e9"):
+        yield "POST /v1/galleries", {"json": {"name": name}}, "name"
+    infinite = b'{"name": "inf", "quality_gate": {"min_eye_distance_px": 1e999}}'
+    yield "POST /v1/galleries", {"content": infinite, "headers": JSON}, ""
+    for wanted in (
+        [],
+        [{}],
+        [{"template": NOTHING}],
+        [{"subject": "ada", "stranger": NOTHING}],
+        [{"template": NOTHING, "stranger": NOTHING}],
+        [{"subject": "ada", "template": "x"}],
+        [{"album": NOTHING}],
+        [{"face": NOTHING}],
+        [{"subject": "ada", "face": NOTHING}],
+        [{"album": NOTHING, "face": NOTHING, "stranger": NOTHING}],
+        [{"subject": "ada"}] * 201,
+    ):
+        yield f"POST {HOME}/crops", {"json": {"crops": wanted}}, ""
+    yield f"PUT {SUBJECT}", {"json": {}, "headers": {"If-None-Match": '"an-etag"'}}, ""
+
+
+def text_rows() -> Iterator[Row]:
+    """Texts that are no name, no tag, no metadata and no id."""
+    for text in ("a\u202eb", "a\u2028b", "a\ufffe", "a\x85b", "a\0b", "\u001b[2J", "a\nb", "a" + "\u0301" * 31):
+        yield f"PUT {HOME}/subjects/{quote(text)}", {"json": {}}, "must"
+        for fields in ({"name": text}, {"tags": [text]}, {"metadata": {text: 1}}):
+            yield f"PUT {SUBJECT}", {"json": fields}, "must"
+        yield f"GET {HOME}/subjects", {"params": {"tag": text}}, "must"
+        yield f"GET {HOME}/subjects", {"params": {"metadata": json.dumps({text: 1})}}, "must"
+        yield "POST /v1/keys", {"json": {"name": text, "scopes": ["read"]}}, "must"
+        yield "POST /v1/webhooks", {"json": {"url": "https://example.org", "name": text}}, "must"
+    for value in ('"\\ud800"', "NaN", "1e999", "9" * 100_000, "[" * 4000 + "]" * 4000, '["\\udfff"]'):
+        yield f"PUT {SUBJECT}", {"content": f'{{"metadata": {{"k": {value}}}}}', "headers": JSON}, ""
+    for value in ("1", '"\u00e9"', "[]", '{"a": 1}'):
+        dense = f'{{"metadata": {{"k": [{", ".join([value] * (MAX_VALUES + 1))}]}}}}'.encode()
+        for method in ("PUT", "PATCH"):
+            yield f"{method} {SUBJECT}", {"content": dense, "headers": JSON}, f"more than {MAX_VALUES} values"
+    for subject in ("%20x", "x%0Ay", "x" * 129, "%00", "a%5Cb", "a%E2%80%8Bb", "%C2%A0", quote("\U0001f600" * 129)):
+        yield f"PUT {HOME}/subjects/{subject}", {"json": {}}, ""
+    for text in ("Ren%E9", "Ren%E8", "a%ED%A0%80", "a%C0%AE", "Ren%C3"):  # not UTF-8: two names would become one
+        yield f"PUT {HOME}/subjects/{text}", {"json": {}}, ""
+        yield f"GET {HOME}/subjects/{text}/templates", {}, ""
+        yield f"GET /v1/jobs?gallery={text}", {}, ""
+    for part in (
+        b'name="request"\r\n\r\n{"filter": {"tags": ["Ren\xe9"]}}',
+        b'name="request"\r\n\r\n{"filter": {"tags": ["\xed\xa0\x80"]}}',
+        b'name="images"; filename="Ren\xe9.jpg"\r\n\r\nphoto',
+        b'name="Ren\xe9"; filename="a.jpg"\r\n\r\nphoto',
+    ):
+        form = b"--b\r\nContent-Disposition: form-data; " + part + b"\r\n--b--\r\n"
+        yield f"POST {IDENTIFY}", {"content": form, "headers": FORM}, "UTF-8"
+
+
+def query_rows() -> Iterator[Row]:
+    for query in (
+        "risk?fpir=5e-324",
+        "risk?fpir=1e-400",
+        "risk?fpir=nan",
+        "risk?fpir=inf",
+        "subjects?cursor=%00",
+        "subjects?cursor=s001",
+        f"subjects?cursor={'0' * 80}",
+        "subjects?limit=1e9",
+        "subjects?metadata=floor=1",
+        "subjects?metadata=[1]",
+        'subjects?metadata={"floor": NaN}',
+        "subjects?metadata=1",
+        "subjects?q=",
+        "subjects?q=%20",
+        "subjects?q=%CC%81",
+        "subjects?q=a%00",
+        f"subjects?q={'x' * 129}",
+    ):
+        yield f"GET {HOME}/{query}", {}, ""
+    for cursor in ("9" * 30, "-1", "x", "%00", "1e3", "9223372036854775808"):
+        yield f"GET /v1/jobs/{NOTHING}/items?cursor={cursor}", {}, ""
+    for path in ("/v1/detect", "/v1/embed", IDENTIFY, ENROLL):
+        for query in (
+            "request={}",
+            "no_such=1",
+            "images=x",
+            "detail=utmost",
+            "detail=low&detail=high",
+            "urls=https://a/",
+        ):
+            yield f"POST {path}?{query}", {"content": PHOTO, "headers": JPEG}, ""
+    yield f"POST {IDENTIFY}?top_k=1", {"files": FILE}, "query parameters"
+    yield f"POST {IDENTIFY}?top_k=1", {"json": {"embeddings": []}}, "query parameters"
+
+
+def form_rows() -> Iterator[Row]:
+    for fields in (
+        {"top_k": "many"},
+        {"top_k": "0"},
+        {"top_k": ["1", "2"]},
+        {"top_k": "1", "request": '{"top_k": 1}'},
+        {"fpir": "2"},
+        {"fpir": "0.1", "preset": "strict"},
+        {"fpir": "0.1", "request": '{"risk": {"preset": "strict"}}'},
+        {"fpir": "0.1", "request": '{"risk": 1}'},
+        {"filter": "{}"},
+        {"metadata": "{"},
+        {"metadata": "[]"},
+        {"metadata": ["{}", "{}"]},
+        {"tag": ""},
+        {"tag": "a", "request": '{"filter": 1}'},
+        {"tag": "a", "request": '{"filter": {"tags": 1}}'},
+        {"urls": "https://cdn.example.org/a.jpg", "request": '{"urls": 1}'},
+        {"no_such": "1"},
+        {"request": '{"images": []}'},
+        {"request": ["{}"] * 5},
+    ):
+        yield f"POST {IDENTIFY}", {"files": FILE, "data": fields}, ""
+    yield "POST /v1/detect", {"files": [("picture", PHOTO)]}, ""
+    yield "POST /v1/detect", {"files": [("images", b"x")] * 18}, ""
+    yield "POST /v1/detect", {"content": b"garbage", "headers": FORM}, ""
+    whole = httpx.Request("POST", "http://x", files=FILE, headers=FORM).read()
+    cut_short = whole.removesuffix(b"--b--\r\n") + b'--b\r\nContent-Disposition: form-data; name="request"\r\n\r\n{}'
+    yield "POST /v1/detect", {"content": cut_short, "headers": FORM}, "ends early"
+    yield "POST /v1/detect", {"content": whole, "headers": {"Content-Type": "multipart/form-data"}}, ""
+    long_name = b'--b\r\nContent-Disposition: form-data; name="images"; filename="' + b"x" * 10_000
+    yield "POST /v1/detect", {"content": long_name + b'"\r\n\r\nx\r\n--b--\r\n', "headers": FORM}, ""
+
+
+def verification_rows() -> Iterator[Row]:
+    path, image = "POST /v1/verify", {"image": TEXT}
+    person = {"subject": {"gallery": NAME, "subject": "a"}}
+    yield path, {"files": [("a", PHOTO)]}, ""
+    yield path, {"files": [("a", PHOTO), ("c", PHOTO)]}, ""
+    sides: list[Any] = [person, {"embedding": [1.0]}, None]
+    for letter in "ab":
+        for side in sides:
+            form = {"request": json.dumps({letter: side})}
+            yield path, {"files": [("a", PHOTO), ("b", PHOTO)], "data": form}, f"{letter}: may be sent once"
+    both = {"request": json.dumps({"a": {"image": "", "embedding": [1.0]}})}
+    yield path, {"files": [("b", PHOTO)], "data": both}, ""
+    unclear: list[Any] = [{**image, **person}, {**image, "url": None}, {"image": None}, {"embedding": None}]
+    for side in unclear:
+        yield path, {"json": {"a": image, "b": side}}, "exactly one of image, url, embedding, subject"
+    yield path, {"json": {"a": person, "b": person}}, "one side may be a subject"
+
+
+ROWS = [*field_rows(), *text_rows(), *query_rows(), *form_rows(), *verification_rows()]
+
+
+@pytest.mark.parametrize("row", range(len(ROWS)))
+def test_invalid_requests(http: httpx.Client, row: int) -> None:
+    request, options, says = ROWS[row]
+    problem = check(ask(http, request, **options), 422, "invalid_request")
+    assert says in problem["detail"], (request, problem["detail"])
+    assert "Value error" not in problem["detail"]
+
+
+PART = b'--b\r\nContent-Disposition: form-data; name="images"; filename="p"\r\n'
+FORMS = {
+    "headers": PART + b"A: b\r\n" * 100_000 + b"\r\nx\r\n--b--\r\n",
+    "header": PART + b"A: " + b"b" * 1_000_000,
+    "heads": PART * 5000,
+    "parts": (PART + b"\r\nx\r\n") * 5000 + b"--b--\r\n",
+    "boundaries": b"--b\r\n" * 100_000,
+    "empty lines": b"\r\n" * 400_000,
+    "preamble": b"preamble " * 100_000,
+    "name": b'--b\r\nContent-Disposition: form-data; name="'
+    + b"images" * 10_000
+    + b'"; filename="p"\r\n\r\nx\r\n--b--',
+    "no name": b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--\r\n",
+    "no head": b"--b\r\n\r\nx\r\n--b--\r\n",
+    "all but boundaries": PART + b"\r\n" + b"\r\n--" * 200_000 + b"\r\n--b--",
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_hostile_forms(http: httpx.Client, case: str) -> None:
+    response = http.post("/v1/detect", content=FORMS[case], headers=FORM)
+    assert response.status_code in (413, 422), response.text[:300]
+
+
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "a\0.jpg", "C:\\x.jpg", "x" * 200, "\u202egpj.exe"])
+def test_file_names_are_ignored(http: httpx.Client, name: str) -> None:
+    response = http.post("/v1/detect", files=[("images", (name, b"no photo"))])
+    assert response.status_code == 422
+    assert "passwd" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("request_", "options", "status", "code"),
+    [
+        ("GET /v1/galleries/nowhere", {}, 404, "gallery_not_found"),
+        ("POST /v1/galleries/nowhere/identify", {"json": {"embeddings": [[1.0]]}}, 404, "gallery_not_found"),
+        (f"GET {SUBJECT}", {}, 404, "subject_not_found"),
+        (f"GET {SUBJECT}/templates/{NOTHING}", {}, 404, "subject_not_found"),
+        ("GET /v1/nothing", {}, 404, "not_found"),
+        ("PUT /v1/detect", {}, 405, "method_not_allowed"),
+        ("POST /v1/verify", {"content": PHOTO, "headers": JPEG}, 415, "unsupported_media_type"),
+        (f"PUT {SUBJECT}", {"json": {"metadata": {"k": "x" * 1_100_000}}}, 413, "request_too_large"),
+        (f"PUT {SUBJECT}", {"content": [b" " * 100_000] * 20, "headers": JSON}, 413, "request_too_large"),
+        *((f"POST {ENROLL}", {"json": {"embeddings": [[0.1] * n]}}, 422, "embedding_invalid") for n in (0, 1, 5000)),
+        (f"POST {ENROLL}", {"json": {"embeddings": [ZERO]}}, 422, "embedding_invalid"),
+    ],
+)
+def test_other_refusals(http: httpx.Client, request_: str, options: dict[str, Any], status: int, code: str) -> None:
+    check(ask(http, request_, **options), status, code)
+
+
+@pytest.mark.parametrize(
+    ("request_", "allowed"),
+    [
+        ("POST /healthz", "GET, HEAD"),
+        ("POST /console/main.js", "GET, HEAD"),
+        ("PUT /v1/galleries/g", "DELETE, GET, PATCH"),
+        ("OPTIONS /v1/galleries", "GET, POST"),
+        ("GET /v1/galleries/g/identify", "POST"),
+    ],
+)
+def test_a_405_names_all_methods_of_the_path(http: httpx.Client, request_: str, allowed: str) -> None:
+    answer = ask(http, request_)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+def test_a_body_beyond_the_limit_is_refused_before_it_is_sent(server: str) -> None:
+    url = httpx.URL(server)
+    with socket.create_connection((url.host, url.port or 80), timeout=60) as connection:
+        connection.sendall(
+            b"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 10000000000\r\nConnection: close\r\n\r\n{"
+        )
+        answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    assert answer.startswith("HTTP/1.1 413")
+    assert "request_too_large" in answer
