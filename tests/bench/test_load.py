@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -64,10 +63,6 @@ def test_content_length() -> None:
     assert content_length(b"HTTP/1.1 200 OK\r\nDate: x\r\ncontent-LENGTH: 17") == 17
     with pytest.raises(ValueError, match="Content-Length"):
         content_length(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked")
-
-
-def test_own_figures() -> None:
-    assert look_at(os.getpid()).rss_bytes > 10e6
 
 
 def test_probes_are_people_and_strangers_by_turns(data: Path) -> None:

@@ -40,12 +40,19 @@ def test_a_transformed_template_returns_to_the_template(angle: float, scale: flo
     assert np.allclose(transform_points(matrix, placed), TEMPLATE_XY, atol=1e-6)
 
 
-def test_equals_an_independent_umeyama(rng: np.random.Generator) -> None:
+@pytest.fixture
+def tight_alignment() -> Alignment:
+    """Alignment of 150 pixels a side that shows 94 pixels of a standard crop, from x 9 and y 24."""
+    points = (TEMPLATE_XY + 0.5 - [9, 24]) * 150 / 94 - 0.5
+    return Alignment(150, tuple((x, y) for x, y in points.tolist()))
+
+
+def test_equals_an_independent_umeyama(tight_alignment: Alignment, rng: np.random.Generator) -> None:
     landmarks = TEMPLATE_XY * 3 + 100 + rng.normal(0, 8, (20, 5, 2))
-    ours = similarity_transforms(landmarks)
-    for points, matrix in zip(landmarks, ours, strict=True):
-        theirs = SimilarityTransform.from_estimate(points, TEMPLATE_XY)
-        assert np.allclose(matrix, theirs.params[:2], atol=1e-6)
+    for alignment in (STANDARD_ALIGNMENT, tight_alignment):
+        for points, matrix in zip(landmarks, similarity_transforms(landmarks, alignment), strict=True):
+            theirs = SimilarityTransform.from_estimate(points, alignment.template_xy)
+            assert np.allclose(matrix, theirs.params[:2], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -70,21 +77,6 @@ def test_crops_show_landmarks_at_their_transformed_positions(astronaut: NDArray[
     seen = (again.landmarks_xy[again.largest()] - 64) / 2
     off_px = np.linalg.norm(seen - transform_points(matrix, faces.landmarks_xy[0]), axis=1)
     assert off_px.mean() < 3  # a shift or a mirrored axis would give tens of pixels
-
-
-@pytest.fixture
-def tight_alignment() -> Alignment:
-    """Alignment of 150 pixels a side that shows 94 pixels of a standard crop, from x 9 and y 24."""
-    points = (TEMPLATE_XY + 0.5 - [9, 24]) * 150 / 94 - 0.5
-    return Alignment(150, tuple((x, y) for x, y in points.tolist()))
-
-
-def test_landmarks_map_to_a_custom_template(tight_alignment: Alignment, rng: np.random.Generator) -> None:
-    landmarks = TEMPLATE_XY[None] * 3 + 100
-    (matrix,) = similarity_transforms(landmarks, tight_alignment)
-    assert np.allclose(transform_points(matrix, landmarks[0]), tight_alignment.template_xy, atol=1e-6)
-    theirs = SimilarityTransform.from_estimate(landmarks[0], tight_alignment.template_xy)
-    assert np.allclose(matrix, theirs.params[:2], atol=1e-6)
 
 
 def test_only_a_scaled_template_is_standard(tight_alignment: Alignment) -> None:

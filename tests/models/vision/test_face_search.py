@@ -22,7 +22,6 @@ from models.vision.alignment import rotate_points
 from models.vision.detection import Detections, Detector, PreparedPhoto, RawOutputs, downscale, overlaps
 from models.vision.face_search import VIEWS_PER_BATCH, Detail, FaceSearch, find_faces, search_bytes
 from models.vision.tiles import MAX_TILES, lay_tiles, merge_levels
-from tests.conftest import photo_array
 from tests.models.vision.pasted import Portrait, count_found, mosaic, packaged_backgrounds, paste, place_faces
 from tests.models.vision.test_detection import yunet_detector
 
@@ -262,11 +261,6 @@ def test_a_rotated_group_photo_shows_six_people(detector: Detector, group: Image
     distances = np.abs(back[:, None] - upright.landmarks_xy[None]).max((2, 3))
     assert distances.shape == (6, 6)
     assert (distances.min(1) < 3).all()
-
-
-def test_a_photo_without_a_face_has_none_in_four_orientations(detector: Detector, nobody: Image) -> None:
-    for photo in (nobody, photo_array("skimage", "data", "brick.png")):
-        assert len(find_faces(detector, photo, "medium")) == 0
 
 
 def agreeing_share(detector: Detector, data: Path, turns: int) -> float:

@@ -157,12 +157,6 @@ def test_a_stored_response_contains_no_similarity(house: House, astronaut: NDArr
     house.admin.delete_template(STAFF, "actor", str(first.results[0].template))
 
 
-def test_hygiene_needs_the_scope_admin(house: House) -> None:
-    with house.key("read", "enroll", "identify", "vectors") as key, pytest.raises(KithClientError) as refused:
-        key.hygiene(STAFF)
-    assert refused.value.code == "forbidden"
-
-
 def test_metrics_contain_no_exact_similarities(house: House) -> None:
     with house.key("identify") as key:
         key.identify(STAFF, house.photo)

@@ -85,6 +85,12 @@ class Mosquitto:
 
 
 @pytest.fixture
+def url(tmp_path: Path) -> str:
+    """SQLite alone: the log of events and its readers are tried with both kinds of database by webhooks."""
+    return f"sqlite:///{tmp_path / 'kith.db'}"
+
+
+@pytest.fixture
 def mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
     opened = Mosquitto(tmp_path)
     opened.start()

@@ -8,7 +8,6 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -163,21 +162,6 @@ def test_a_form_may_arrive_in_any_chunks(server: str, astronaut: Photo) -> None:
     pieces = httpx.post(url, content=_chunks(form, 37), headers=headers)
     assert len(whole.json()["images"][0]["faces"]) == 1
     assert pieces.json() == whole.json()
-
-
-def test_the_client_sends_a_single_photo_as_the_body(
-    kith: Kith, gallery: str, astronaut: Photo, tmp_path: Path
-) -> None:
-    (tmp_path / "a.jpg").write_bytes(jpeg(astronaut))
-    kith.put_subject(gallery, "eileen", tags=["nasa"])
-    assert kith.enroll(gallery, "eileen", tmp_path / "a.jpg", face="largest").enrolled_count == 1
-    (found,) = kith.identify(gallery, tmp_path / "a.jpg", risk={"fpir": 0.01}, filter={"tags": ["nasa"]}).results
-    assert (found.subject, found.risk and found.risk.fpir) == ("eileen", 0.01)
-    (alike,) = kith.identify(gallery, tmp_path / "a.jpg", risk={"fpir": 0.01}).results
-    assert alike == found
-    (face,) = kith.embed(tmp_path / "a.jpg", model="kith-compact").images[0].faces
-    assert face.embedding is not None
-    assert kith.detect(tmp_path / "a.jpg").images[0].faces[0].box == face.box
 
 
 def _chunks(body: bytes, size: int = 10_000) -> Iterator[bytes]:

@@ -29,18 +29,10 @@ from service.core.errors import InvalidRequestError
 from service.core.json_limits import MAX_VALUES, check_json
 from service.settings import Settings
 from tests.refusals import check
+from tests.service.api import test_refusals
 
 JSON = {"Content-Type": "application/json"}
-MANY = 3 * MAX_VALUES  # more than the embeddings of a request add
-DENSE = {
-    "strings": b'{"images": [' + b'"",' * MANY + b'""]}',
-    "arrays": b'{"x": [' + b"[]," * MANY + b"[]]}",
-    "objects": b'{"filter": {"metadata": {"k": [' + b"{}," * MANY + b"{}]}}}",
-    "numbers": b'{"metadata": {"k": [' + b"1," * MANY + b"1]}}",
-    "nulls": b'{"embeddings": [' + b"null," * 600_000 + b"null]}",
-    "fields": b"{" + b",".join(b'"x%d":0' % i for i in range(MANY)) + b"}",
-    "depth": b'{"x":' * MANY + b"1" + b"}" * MANY,
-}
+DENSE = test_refusals.DENSE | {"nulls": b'{"embeddings": [' + b"null," * 600_000 + b"null]}"}
 
 
 def read(body: bytes, model: type[BaseModel] = EmbedIn, piece: int = 65_536, numbers: int = 0) -> Any:

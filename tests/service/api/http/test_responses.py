@@ -55,7 +55,8 @@ def test_verify(server: str, kith: Kith, gallery: str, astronaut: Photo, nobody:
     one = fits(VerifyOut, httpx.post(url, files=[("a", photo)], data={"request": orjson.dumps(options).decode()}))
     assert (one["b"], one["risk"]["source"]) == ({}, "explicit")
     none = fits(VerifyOut, httpx.post(url, files=[("a", photo), ("b", ("photo", jpeg(nobody)))]))
-    assert none["outcome"] == "no_face"
+    assert (none["outcome"], none["reasons"]) == ("no_face", ["b: no_face"])
+    assert "similarity" not in none
 
 
 def test_identify(server: str, kith: Kith, gallery: str, astronaut: Photo, group: Photo, nobody: Photo) -> None:
