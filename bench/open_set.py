@@ -33,7 +33,7 @@ from models.pack.manifest import ModelPack
 from models.pack.writing import replace_calibration
 from models.risk.calibration import Calibration
 from service.domain.outcomes import RiskTarget
-from service.risk.decision import thresholds_for
+from service.risk.threshold import thresholds_for
 from service.server import embedded
 from service.settings import load_settings
 from training.evaluation.embedding import Embedder
@@ -189,7 +189,7 @@ def over_http(pack: ModelPack, sets: Mapping[str, Faces], folder: Path, people: 
     (drawn,) = draws(sets, DOMAINS[0], 1, people, 1, 0)
     _, known = risk_of(drawn.snapshot, calibration_of(pack))
     thresholds = thresholds_for(RiskTarget("fpir", 0.01), known, people)
-    expected = identified(search(drawn.snapshot, drawn.strangers), thresholds)
+    expected = identified(search(drawn.snapshot, drawn.strangers), thresholds, known, people) >= 0
     own = {"data_dir": folder, "pack": pack.directory, "log_level": "WARNING"}
     settings = load_settings(**own, database_url=None, api_key=None)
     found = []

@@ -21,9 +21,11 @@ from models.runtime.network import Float
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import GallerySettings, Snapshot
 from service.domain.outcomes import RiskTarget
-from service.risk.decision import ImpostorRisk, Thresholds, decide, score_candidates, thresholds_for
+from service.risk.decision import decide, score_candidates
 from service.risk.evidence import impostor_evidence
 from service.risk.gallery_risks import impostor_risk
+from service.risk.search import DEPTH
+from service.risk.threshold import ImpostorRisk, Thresholds, thresholds_for
 from training.evaluation.metrics import Floats, Ints
 
 FPIR: Final = (0.1, 0.01, 0.003, 0.001)
@@ -177,8 +179,8 @@ def judge(draw: Draw, calibration: Calibration | None) -> list[Outcome]:
     outcomes = []
     for fpir in FPIR:
         thresholds = thresholds_for(RiskTarget("fpir", fpir), known, size)
-        named = identified(alarms, thresholds)
-        own = identified(mated, thresholds) & found_first
+        named = identified(alarms, thresholds, known, size) >= 0
+        own = identified(mated, thresholds, known, size) == draw.mates
         hindsight = found_first & (mated.similarities[:, 0] > hindsight_threshold(alarms, weights, fpir))
         cut = risk.curve.threshold_at_fmr(fmr_for_fpir(fpir, size)).score
         promised = promised_misses(risk.evidence, calibration, cut)
@@ -191,29 +193,34 @@ def judge(draw: Draw, calibration: Calibration | None) -> list[Outcome]:
 
 @dataclass(frozen=True, eq=False)
 class Searches:
-    """The best two subjects of each probe, (q, 2), and their similarities."""
+    """The (q, k) most similar subjects of each probe, and their similarities."""
 
     subjects: Ints
     similarities: Floats
 
 
 def search(snapshot: Snapshot, probes: Float) -> Searches:
-    """Search by brute force."""
+    """Search by brute force, as deep as the service."""
     if not len(probes):
         return Searches(np.empty((0, 2), np.int64), np.empty((0, 2)))
     fused = fuse_similarities(probes, snapshot.vectors, snapshot.subject_pks, snapshot.qualities)
-    two = np.argpartition(-fused, 1, axis=1)[:, :2]
-    similarities = np.take_along_axis(fused, two, 1)
+    depth = min(DEPTH, fused.shape[1])
+    nearest = np.argpartition(-fused, depth - 1, axis=1)[:, :depth]
+    similarities = np.take_along_axis(fused, nearest, 1)
     order = np.argsort(-similarities, axis=1, kind="stable")
-    return Searches(np.take_along_axis(two, order, 1), np.take_along_axis(similarities, order, 1).astype(np.float64))
-
-
-def identified(searches: Searches, thresholds: Thresholds) -> NDArray[np.bool_]:
-    """Return (q,) whether the service identifies the best subject. Probabilities of candidates are left out."""
-    candidates = (
-        score_candidates(list(enumerate(pair)), thresholds, None, 0) for pair in searches.similarities.tolist()
+    return Searches(
+        np.take_along_axis(nearest, order, 1), np.take_along_axis(similarities, order, 1).astype(np.float64)
     )
-    return np.array([decide(found, thresholds).outcome == "identified" for found in candidates], bool)
+
+
+def identified(searches: Searches, thresholds: Thresholds, known: ImpostorRisk, size: int) -> Ints:
+    """Return (q,) the subject that the service identifies, -1 for nobody."""
+    found = []
+    for subjects, similarities in zip(searches.subjects.tolist(), searches.similarities.tolist(), strict=True):
+        candidates = score_candidates(list(zip(subjects, similarities, strict=True)), thresholds, known, size)
+        decision = decide(candidates, thresholds)
+        found.append(candidates[0].subject_pk if decision.outcome == "identified" else -1)
+    return np.array(found, np.int64)
 
 
 def hindsight_threshold(alarms: Searches, weights: Floats, fpir: float) -> float:

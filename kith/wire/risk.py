@@ -96,16 +96,30 @@ class MoveOut(BaseModel):
     reason: str
 
 
+class MostResembledOut(BaseModel):
+    """The tenth of the people whom strangers resemble most."""
+
+    level: float = Field(description="How much higher the threshold of each of them is, at least.")
+    share: float = Field(description="Expected share of the false alarms that fall to them.")
+
+
 class GalleryRiskOut(BaseModel):
     gallery: str
     subject_count: int = Field(description="Subjects with a template when the evidence was derived.")
     risk: dict[str, float] = Field(description="The gallery's setting.")
-    threshold: float = Field(description="Threshold of a search whose runner-up has the similarity 'rival'.")
+    threshold: float = Field(
+        description="Threshold for a person of the usual level, of a search whose runner-up has the similarity 'rival'."
+    )
     review_threshold: float
     rival: float | None = Field(
         None,
         description="Usual similarity of the runner-up. A search adds a quarter of the runner-up's similarity minus "
         "this value to its thresholds. Null if thresholds are fixed.",
+    )
+    most_resembled: MostResembledOut | None = Field(
+        None,
+        description="Each person's threshold is higher by its level: how much more than usual strangers resemble it. "
+        "Null if thresholds are fixed, and below ten subjects.",
     )
     evidence: EvidenceOut
     targets: list[TargetOut]

@@ -112,10 +112,6 @@ class FmrCurve:
         low, high = np.minimum(EDGES - at[0], 0.0), np.maximum(EDGES - at[-1], 0.0)
         return np.asarray(inside + slopes[0] * low + slopes[-1] * high)
 
-    def rates_at(self, similarities: Floats) -> Floats:
-        """Return the FMR at (n,) similarities, without intervals."""
-        return np.asarray(np.exp(np.interp(similarities, EDGES, self._logs)))
-
     def fmr(self, t: float) -> Rate:
         """Return FMR(t), non-increasing in t."""
         return Rate(_at(self._logs, t), t > self.last_counted, _at(self._low_logs, t), _at(self._high_logs, t))

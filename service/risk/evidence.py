@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.calibration import BIN_COUNT
-from models.risk.impostor_evidence import GenuineProbes, ImpostorEvidence
+from models.risk.calibration import BIN_COUNT, Floats
+from models.risk.impostor_evidence import GenuineProbes, ImpostorEvidence, Levels, level_weight, resemblance
 from models.runtime.network import Float
 from service.domain.fusion import Ints, fuse_similarities, subject_vectors
 from service.domain.gallery import Snapshot
@@ -21,21 +22,24 @@ MAX_BLOCK_CELLS: Final = 16_000_000
 
 
 def impostor_evidence(
-    snapshot: Snapshot, vectors_of: Callable[[Float, Ints, Float], Float] = subject_vectors
+    snapshot: Snapshot, vectors_of: Callable[[Float, Ints, Float], Float] = subject_vectors, with_levels: bool = True
 ) -> ImpostorEvidence:
     """Search one template of each sampled subject among all other subjects, and count the similarities.
 
     The template is also compared with the other templates of its own subject. The sample depends on the subject keys
     only. So all processes draw the same sample, and adding or removing a subject hardly changes it.
 
-    ``vectors_of``: the vectors of subjects from their templates, keys and qualities.
+    Args:
+        vectors_of: the vectors of subjects from their templates, keys and qualities.
+        with_levels: lower similarities by the levels of subjects.
     """
     pks, first, templates = np.unique(snapshot.subject_pks, return_index=True, return_counts=True)
     sample = np.argsort(_hashes(pks), kind="stable") if len(pks) > 1 else np.empty(0, np.int64)
     drawn = np.sort(sample[:MAX_PROBES])
-    probes, places = snapshot.vectors[first[drawn]], np.arange(len(drawn))
-    pairs = np.zeros(BIN_COUNT, np.int64)
-    nearest = np.full((len(drawn), 2), -1.0)
+    probes = snapshot.vectors[first[drawn]]
+    weight = level_weight(len(pks)) if with_levels else 0.0
+    pairs, raised = np.zeros(BIN_COUNT, np.int64), np.zeros(len(pks))
+    nearest, raised_by = np.full((len(drawn), 2), -2.0), np.zeros(len(drawn))
     ends = first + templates
     width = max(1, MAX_BLOCK_CELLS // max(1, len(drawn)))
     for begin in range(0, len(pks) if len(drawn) else 0, width):
@@ -46,13 +50,29 @@ def impostor_evidence(
         found[own, drawn[own] - begin] = -1.0
         for row in found:
             pairs += _fast_histogram(row)
-        best = found.argmax(1)
-        highest = found[places, best]
-        found[places, best] = -1.0
-        nearest = np.sort(np.column_stack([nearest, highest, found.max(1)]))[:, :1:-1]
+        without = np.zeros_like(found)
+        if weight:
+            raised[begin:end], without = resemblance(found)
+            found -= weight * without
+            found[own, drawn[own] - begin] = -2.0
+        nearest, raised_by = _nearest(nearest, raised_by, found, without)
     pairs[0] -= len(drawn)  # the own subjects
+    nearest += weight * float(np.median(raised)) if weight else 0.0
+    levels = Levels.of_resemblance(pks, weight, raised, nearest[:, 0], raised_by) if weight else None
     genuine = _genuine_probes(snapshot, first[drawn], templates[drawn])
-    return ImpostorEvidence.of(pairs, nearest, len(pks), len(snapshot.vectors), genuine)
+    if levels is not None:
+        genuine = replace(genuine, leveled=genuine.leveled - levels.values[drawn])
+    return ImpostorEvidence.of(pairs, nearest, len(pks), len(snapshot.vectors), genuine, levels)
+
+
+def _nearest(nearest: Floats, raised_by: Floats, found: Float, without: Float) -> tuple[Floats, Floats]:
+    """Return the two largest of each row of ``nearest`` and ``found``, and ``without`` of the largest."""
+    places = np.arange(len(found))
+    best = found.argmax(1)
+    highest = found[places, best]
+    raised_by = np.where(highest > nearest[:, 0], without[places, best], raised_by)
+    found[places, best] = -2.0
+    return np.sort(np.column_stack([nearest, highest, found.max(1)]))[:, :1:-1], raised_by
 
 
 def _fast_histogram(similarities: Float) -> NDArray[np.int64]:
@@ -64,14 +84,14 @@ def _fast_histogram(similarities: Float) -> NDArray[np.int64]:
 
 def _genuine_probes(snapshot: Snapshot, first: Ints, templates: Ints) -> GenuineProbes:
     """Compare the first template of each subject with the subject's others."""
-    fused, single = np.full(len(first), np.nan), np.full(len(first), np.nan)
+    whole, single = np.full(len(first), np.nan), np.full(len(first), np.nan)
     for i in np.flatnonzero(templates > 1):
         probe, others = snapshot.vectors[first[i]], slice(first[i] + 1, first[i] + templates[i])
         vectors, qualities = snapshot.vectors[others], snapshot.qualities[others]
         one = np.zeros(len(vectors), np.int64)
-        fused[i] = fuse_similarities(probe[None], vectors, one, qualities)[0, 0]
+        whole[i] = fuse_similarities(probe[None], vectors, one, qualities)[0, 0]
         single[i] = float((vectors @ probe).mean())
-    return GenuineProbes(fused, single, templates)
+    return GenuineProbes(whole, single, templates)
 
 
 def _hashes(keys: NDArray[np.int64]) -> NDArray[np.uint64]:

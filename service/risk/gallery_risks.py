@@ -16,14 +16,14 @@ from models.risk.calibration import Calibration
 from models.risk.gallery_risk import GalleryRisk, min_supported_fmr
 from service.core.errors import GalleryMovedError, GalleryNotFoundError
 from service.domain.gallery import Gallery, StoredEvidence
-from service.risk.decision import ImpostorRisk, RivalRisk, thresholds_for
 from service.risk.evidence import impostor_evidence
+from service.risk.threshold import ImpostorRisk, SearchRisk, thresholds_for
 from service.storage.repositories.store import Store
 
 STALE_SHARE: Final = 0.02
 """Share of templates added or removed after which the evidence is derived again."""
 MAX_CACHED: Final = 1000
-"""Galleries in the cache, about 80 kB each."""
+"""Galleries in the cache, about 80 kB each, and 16 bytes for each subject."""
 MIN_SUBJECTS: Final = 2
 MIN_SUBJECTS_UNCALIBRATED: Final = 50
 """Subjects needed to estimate the tail if the pack has no calibration."""
@@ -227,7 +227,7 @@ def impostor_risk(risk: GalleryRisk, source: Source) -> ImpostorRisk:
     """Return the risk model for decisions in a gallery."""
     evidence, search = risk.evidence, None
     if evidence.rival is not None:
-        search = RivalRisk(risk.curve, evidence.rival, evidence.subjects - 1)
+        search = SearchRisk(risk.curve, evidence.rival, evidence.subjects - 1, evidence.levels)
     return ImpostorRisk(risk.raw_curve, source, search=search, min_fmr=risk.min_fmr, pack=risk.pack)
 
 

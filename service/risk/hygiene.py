@@ -92,7 +92,8 @@ def find_problems(snapshot: Snapshot, calibration: Calibration) -> HygieneReport
     shown = _shown_rows(groups)
     known = np.full(len(shown), np.nan, np.float32)
     # One row per subject, of which the length counts: the mean similarity of its photos, not the cosine of their mean.
-    evidence = impostor_evidence(Snapshot(0, shown, subjects[shown], means[shown], known), lambda means, *_: means)
+    cores = Snapshot(0, shown, subjects[shown], means[shown], known)
+    evidence = impostor_evidence(cores, lambda means, *_: means, with_levels=False)
     odds = PairOdds.of(evidence, calibration, _halves(snapshot, groups))
     near = _score(groups, _neighbors(means, subjects, _usual_level(evidence)), odds, evidence)
     groups = _with_one_core(groups, near)

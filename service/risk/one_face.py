@@ -25,10 +25,11 @@ def one_face_per_person(found: Sequence[Identification]) -> list[Identification]
     holders: dict[int, tuple[float, int]] = {}
     for i, answer in enumerate(found):
         best = answer.decision.best
-        if best is None or answer.decision.outcome == "unknown" or best.score < answer.thresholds.accept:
+        if best is None or answer.decision.outcome == "unknown":
             continue
-        if best.subject_pk not in holders or best.score > holders[best.subject_pk][0]:
-            holders[best.subject_pk] = best.score, i
+        score = answer.thresholds.compared(best)
+        if score >= answer.thresholds.accept and score > holders.get(best.subject_pk, (-1.0, 0))[0]:
+            holders[best.subject_pk] = score, i
     return [_beside_others(answer, i, holders) for i, answer in enumerate(found)]
 
 

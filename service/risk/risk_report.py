@@ -14,7 +14,7 @@ from models.risk.calibration import EDGES, Calibration, FmrCurve, count_at_or_ab
 from models.risk.gallery_risk import GalleryRisk
 from models.risk.impostor_evidence import ImpostorEvidence
 from models.risk.miss_rate import is_one_sitting, promised_misses
-from service.risk.decision import ImpostorRisk
+from service.risk.threshold import ImpostorRisk
 
 TARGETS: Final = (0.1, 0.01, 0.001, 0.0001)
 GROWTH_FACTOR: Final = 10
@@ -31,12 +31,11 @@ def target_threshold(
     fpir: float,
     subjects: int,
     model: ImpostorRisk,
-    curve: FmrCurve,
     evidence: ImpostorEvidence | None,
     calibration: Calibration | None,
 ) -> ThresholdOut:
     """Return the threshold for an FPIR in a gallery of ``subjects``, and the FNIR there, rounded to 4 decimals."""
-    found = curve.threshold_at_fmr(fmr_for_fpir(fpir, model.comparisons_among(subjects)))
+    found = model.threshold_at_fpir(fpir, subjects)
     misses = promised_misses(evidence, calibration, found.score)
     fnir, fnir_low, fnir_high = (None,) * 3 if misses is None else (round(v, 4) for v in vars(misses).values())
     return ThresholdOut(
@@ -111,7 +110,6 @@ def target_thresholds(
     targets: Sequence[float],
     subjects: int,
     model: ImpostorRisk,
-    curve: FmrCurve,
     evidence: ImpostorEvidence | None,
     calibration: Calibration | None,
 ) -> list[TargetOut]:
@@ -119,8 +117,8 @@ def target_thresholds(
     return [
         TargetOut(
             fpir=fpir,
-            today=target_threshold(fpir, subjects, model, curve, evidence, calibration),
-            grown=target_threshold(fpir, GROWTH_FACTOR * subjects, model, curve, evidence, calibration),
+            today=target_threshold(fpir, subjects, model, evidence, calibration),
+            grown=target_threshold(fpir, GROWTH_FACTOR * subjects, model, evidence, calibration),
         )
         for fpir in targets
     ]

@@ -14,7 +14,7 @@ import numpy as np
 from models.runtime.network import Float
 from service.domain.gallery import GallerySettings
 from service.domain.strangers import MAX_TEMPLATES, Nearest, Recalled
-from service.risk.decision import ImpostorRisk, thresholds_for
+from service.risk.threshold import ImpostorRisk, thresholds_for
 
 
 def recall(vector: Float, nearest: Nearest | None, model: ImpostorRisk | None, settings: GallerySettings) -> Recalled:

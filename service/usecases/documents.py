@@ -16,7 +16,7 @@ from models.vision.quality_gate import QualityGate
 from service.core.errors import KithError
 from service.domain.outcomes import RiskTarget
 from service.inference.photo_pipeline import Face, Photo
-from service.risk.decision import Thresholds
+from service.risk.threshold import Thresholds
 
 DEFAULT_GATE: Final = QualityGate()
 

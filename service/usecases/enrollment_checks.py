@@ -26,9 +26,10 @@ from service.domain.gallery import Gallery, Hit, NewTemplate
 from service.domain.outcomes import RiskTarget
 from service.index.faiss_structures import products
 from service.inference.photo_pipeline import Face, KeptCrops, Photo, verdict_of
-from service.risk.decision import ImpostorRisk, score_candidates, thresholds_for
+from service.risk.decision import score_candidates
 from service.risk.gallery_risks import GalleryRisks
 from service.risk.search import depth_of
+from service.risk.threshold import ImpostorRisk, thresholds_for
 from service.storage.repositories.store import Store
 from service.usecases.backend import Backend
 
@@ -142,7 +143,7 @@ def check_identities(
     hits_of: Sequence[Sequence[Hit]] = [()] * len(faces)
     subjects = 0
     if not overrides.allow_duplicate:
-        hits_of, found = backend.followers.catch_up_blocking(gallery).search(faces, depth_of(gallery, 3))
+        hits_of, found = backend.followers.catch_up_blocking(gallery).search(faces, depth_of(gallery))
         subjects = found - len(gallery.outsiders)
     model = backend.risks.current(gallery)
     rejections: list[KithError | None] = []
@@ -182,13 +183,13 @@ def _require_no_duplicate(
     alike = [
         candidate
         for candidate in score_candidates(others, thresholds, model, subjects)[:2]
-        if candidate.score >= thresholds.accept and candidate.similarity >= itself
+        if thresholds.compared(candidate) >= thresholds.accept and candidate.similarity >= itself
     ]
     named = store.subjects.by_pk(gallery, [candidate.subject_pk for candidate in alike]) if alike else {}
     for candidate in alike:
         # A concurrent request may have created the subject itself after the lookup.
         if (other := named.get(candidate.subject_pk)) is not None and other.id != subject_id:
-            threshold = thresholds.of_search(others[1][1] if len(others) > 1 else None).accept
+            threshold = thresholds.of_similarity(candidate).accept
             raise DuplicateSubjectError(
                 f"the face resembles subject {other.id!r}",
                 subject=other.id,

@@ -26,10 +26,11 @@ from service.domain.gallery import Gallery, Keys, SubjectFilter, SubjectLabel
 from service.domain.outcomes import RiskTarget, to_risk_target
 from service.inference.photo_pipeline import Face, KeptCrops, Photo, each_photo, verdict_of
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
-from service.risk.decision import SIMILARITY_STEP, Candidate, refuse_presentation
+from service.risk.decision import refuse_presentation
 from service.risk.drift import Decided
 from service.risk.one_face import one_face_per_person
 from service.risk.search import Identification
+from service.risk.threshold import SIMILARITY_STEP, Candidate
 from service.security.api_keys import Caller
 from service.usecases.backend import Backend
 from service.usecases.documents import (
@@ -216,7 +217,7 @@ async def search_gallery(
     """
     while True:
         results = await backend.search.identify(gallery, probes, target, k, among)
-        keys = {candidate.subject_pk for result in results for candidate in result.ranked}
+        keys = {candidate.subject_pk for result in results for candidate in result.shown}
         named = backend.store.cache.names.get(gallery, keys)
         if len(named) < len(keys):
             named = await backend.threads.run(backend.store.subjects.names, gallery, keys)

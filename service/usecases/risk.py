@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from kith.wire.risk import EvidenceOut, GalleryRiskOut, MoveOut
+from kith.wire.risk import EvidenceOut, GalleryRiskOut, MostResembledOut, MoveOut
 from service.core.errors import GalleryMovedError, RiskUncalibratedError
 from service.domain.gallery import Gallery
 from service.risk import risk_report
-from service.risk.decision import thresholds_for
 from service.risk.gallery_risks import THRESHOLD_MOVED
+from service.risk.threshold import ImpostorRisk, thresholds_for
 from service.usecases.backend import Backend
 
 
@@ -50,13 +50,15 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
     own = thresholds_for(target, model, subjects, gallery.settings.review_factor)
     calibration, curve = risks.calibration(gallery), model.curve_of(subjects)
     ratio = risk.fmr_over_pack() if risk else None
+    rival = model.rival_of(subjects) if own.of_scores else None
     return GalleryRiskOut(
         gallery=gallery.name,
         subject_count=subjects,
         risk={target.kind: target.value},
         threshold=round(own.accept, 4),
         review_threshold=round(own.review, 4),
-        rival=None if own.rival is None else round(own.rival, 4),
+        rival=None if rival is None else round(rival, 4),
+        most_resembled=_most_resembled(model) if own.of_scores else None,
         evidence=EvidenceOut(
             source=model.source,
             gallery_share=round(risk.gallery_share, 4) if risk else 0.0,
@@ -68,14 +70,19 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
             derived_at=stored.derived_at if stored else None,
             up_to_date=stored is not None and not risks.is_stale(gallery, stored),
         ),
-        targets=risk_report.target_thresholds(
-            targets, subjects, model, curve, risk.evidence if risk else None, calibration
-        ),
+        targets=risk_report.target_thresholds(targets, subjects, model, risk.evidence if risk else None, calibration),
         curve=risk_report.fpir_curve(model.comparisons_among(subjects), curve),
         check=risk_report.check_maxima(risk.evidence, curve) if risk else None,
         last_move=_last_move(backend, gallery),
         warnings=risk_report.warnings(risk),
     )
+
+
+def _most_resembled(model: ImpostorRisk) -> MostResembledOut | None:
+    levels = None if model.search is None else model.search.levels
+    if levels is None:
+        return None
+    return MostResembledOut(level=round(levels.highest, 4), share=round(levels.share, 4))
 
 
 def _last_move(backend: Backend, gallery: Gallery) -> MoveOut | None:

@@ -19,11 +19,9 @@ from service.risk.decision import (
     compare_faces,
     compare_with_subject,
     decide_pair,
-    false_alarm_probability,
     refuse_presentation,
-    shown_probability,
-    thresholds_for,
 )
+from service.risk.threshold import false_alarm_probability, shown_probability, thresholds_for
 from service.security.api_keys import Caller
 from service.storage.repositories.read_cache import SubjectFaces
 from service.storage.repositories.store import Store

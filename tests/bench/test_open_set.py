@@ -26,7 +26,8 @@ from models.risk.impostor_evidence import RIVAL_WEIGHT
 from models.vision.recognition import l2_normalize
 from service.domain.fusion import fuse_similarities
 from service.domain.outcomes import RiskTarget
-from service.risk.decision import thresholds_for
+from service.risk.search import DEPTH
+from service.risk.threshold import thresholds_for
 from tests.packs import BUNDLED_DIMENSION
 
 SIMULATED = Domain("simulated", "LFW", "faces", "faces", "faces", ((1, (40, 100)), (2, (40,))))
@@ -80,14 +81,17 @@ def test_ratios_are_of_what_the_service_decides(pack: ModelPack, rng: np.random.
     assert {(outcome.templates, outcome.people) for outcome in outcomes} == {(2, 60)}
     _, known = risk_of(draw.snapshot, calibration_of(pack))
     held = draw.snapshot.vectors, draw.snapshot.subject_pks, draw.snapshot.qualities
-    similarities = fuse_similarities(draw.strangers, *held)
+    similarities, rival = fuse_similarities(draw.strangers, *held), known.rival_of(60)
+    assert known.search is not None and known.search.levels is not None and rival is not None
+    levels = known.search.levels.of(range(60))
     for outcome in outcomes:
         thresholds = thresholds_for(RiskTarget("fpir", outcome.fpir), known, 60)
-        named = identified(search(draw.snapshot, draw.strangers), thresholds)
+        named = identified(search(draw.snapshot, draw.strangers), thresholds, known, 60) >= 0
         assert outcome.measured_fpir == pytest.approx(named.mean())
-        assert thresholds.rival is not None
-        best, second = np.sort(similarities, axis=1)[:, :-3:-1].astype(np.float64).T
-        score, other = (a - RIVAL_WEIGHT * (b - thresholds.rival) for a, b in ((best, second), (second, best)))
+        assert thresholds.of_scores
+        leveled = np.where(similarities >= np.sort(similarities)[:, -DEPTH, None], similarities - levels, -1.0)
+        best, second = np.sort(leveled)[:, :-3:-1].T
+        score, other = (a - RIVAL_WEIGHT * (b - rival) for a, b in ((best, second), (second, best)))
         assert (score[named] >= thresholds.accept).all()
         assert (score[~named & (other < thresholds.accept)] < thresholds.accept).all()
         assert 0 <= outcome.hindsight_fnir <= 1

@@ -21,7 +21,7 @@ from service.core.errors import (
     RiskUncalibratedError,
 )
 from service.domain.gallery import Gallery, Generation
-from service.risk.decision import thresholds_for
+from service.risk.threshold import thresholds_for
 from service.storage.repositories.generations import DROP, FILL
 from service.usecases.backend import Backend
 

@@ -60,6 +60,12 @@ def print_risk(report: GalleryRiskOut) -> None:
         f"Evidence: {evidence.source}: {evidence.pair_count:,} pairs of this gallery ({evidence.gallery_share:.0%}), "
         f"{evidence.pack_pair_count:,} pairs of the pack; {evidence.duplicate_pair_count:g} likely duplicates excluded"
     )
+    if report.rival is not None and (most := report.most_resembled) is not None:
+        print_line(
+            f"Each search: higher by a quarter of what its runner-up has above {report.rival:.3f}; for the tenth of "
+            f"the people whom strangers resemble most by {most.level:.3f} or more: {most.share:.0%} of false alarms "
+            "fall to them"
+        )
     if (check := report.check) is not None:
         print_line(
             f"Cross-check: {check.observed_count} of {check.probe_count} subjects, left out and searched for, reach "

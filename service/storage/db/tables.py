@@ -230,7 +230,10 @@ idempotency = _table(
 # Latest score distribution of each generation, derived by one process for all.
 evidence = _table(
     "evidence",
-    Stored("none: distributions of similarities"),
+    Stored(
+        "distributions of similarities, and how much strangers resemble the subject of each row number",
+        deleted="with the gallery; a subject's number with the next estimate",
+    ),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
     sa.Column("generation", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("sequence", Key, nullable=False),

@@ -200,9 +200,3 @@ def test_thresholds_match_bisection(seed: int, rate: float) -> None:
         low, high = (middle, high) if curve.fmr(middle).value > rate else (low, middle)
     assert curve.fmr(found).value <= rate
     assert found == pytest.approx(high, abs=1e-6)
-
-
-def test_vectorized_rates_match_single_rates() -> None:
-    curve = FmrCurve(np.geomspace(1, 1e-9, BIN_COUNT + 1), np.zeros(BIN_COUNT + 1), 0.5)
-    similarities = np.linspace(-1.2, 1.2, 50)
-    assert curve.rates_at(similarities).tolist() == [curve.fmr(float(s)).value for s in similarities]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,9 @@ from models.risk.impostor_evidence import (
     RIVAL_WEIGHT,
     GenuineProbes,
     ImpostorEvidence,
-    rival_adjusted,
+    Levels,
+    resemblance,
+    search_scores,
 )
 from models.risk.miss_rate import is_one_sitting, promised_misses
 from models.vision.recognition import l2_normalize
@@ -31,15 +35,16 @@ def searches(similarities: Floats, genuine: GenuineProbes | None = None) -> Impo
 
 @given(SIMILARITIES, st.floats(-1, 1))
 def test_adjusted_scores_keep_the_order_of_subjects(similarities: list[float], rival: float) -> None:
-    adjusted = rival_adjusted(similarities, rival)
+    adjusted = search_scores(similarities, rival)
     assert adjusted == sorted(adjusted, reverse=True)
     assert max(adjusted) <= 1
-    assert rival_adjusted(similarities, None) == similarities
+    assert search_scores(similarities, None) == similarities
+    assert search_scores(similarities[::-1], rival) == adjusted[::-1]
 
 
 @given(st.floats(-1, 1), st.floats(0, 0.5), st.floats(-1, 1), st.floats(-0.5, 0.5))
 def test_a_nearer_runner_up_lowers_the_score(best: float, margin: float, rival: float, closer: float) -> None:
-    (far, *_), (near, *_) = (rival_adjusted([best, best - m], rival) for m in (margin + abs(closer), margin))
+    (far, *_), (near, *_) = (search_scores([best, best - m], rival) for m in (margin + abs(closer), margin))
     assert near <= far + 1e-12
 
 
@@ -48,7 +53,7 @@ def test_histograms_hold_the_adjusted_scores() -> None:
     similarities = np.clip(rng.normal(0.3, 0.15, (80, 30)), -0.99, 0.99)
     evidence = searches(similarities)
     assert evidence.rival == pytest.approx(np.median(similarities.max(1)))
-    adjusted = np.stack([rival_adjusted(sorted(row, reverse=True), evidence.rival) for row in similarities])
+    adjusted = np.stack([sorted(search_scores(row.tolist(), evidence.rival), reverse=True) for row in similarities])
     assert np.array_equal(evidence.best, histogram(adjusted[:, 0]))
     assert np.array_equal(evidence.pairs, histogram(similarities))
 
@@ -91,9 +96,29 @@ def test_without_mated_photos_nothing_is_promised() -> None:
     assert not is_one_sitting(evidence, None)
 
 
+def test_a_probe_raises_no_level_that_its_own_score_is_lowered_by() -> None:
+    rng = np.random.default_rng(4)
+    similarities = rng.normal(0.1, 0.1, (80, 30)).astype(np.float32)
+    np.fill_diagonal(similarities, -1)
+    levels, without = resemblance(similarities)
+    for subject in range(30):
+        column = similarities[:, subject]
+        assert levels[subject] == pytest.approx(np.sort(column)[-7:].mean(), abs=1e-6)
+        for probe in (0, int(column.argmax()), int(np.argsort(column)[-7]), int(np.argsort(column)[-8])):
+            others = np.sort(np.delete(column, probe))[-7:]
+            assert without[probe, subject] == pytest.approx(others.mean(), abs=1e-6)
+
+
+def test_levels_of_subjects_that_are_newer_than_the_evidence_are_usual() -> None:
+    levels = Levels(np.array([3, 5, 9]), np.array([0.1, 0.0, -0.2]), 0.1)
+    assert levels.of([9, 4, 3, 10, 1]) == [-0.2, 0.0, 0.1, 0.0, 0.0]
+
+
 def test_evidence_is_read_as_it_was_written() -> None:
-    evidence = evidence_of(people(np.random.default_rng(3), 20)[:, 0])
+    levels = Levels(np.array([3, 5, 9]), np.array([0.1234, 0.0, -0.2]), 0.1)
+    evidence = replace(evidence_of(people(np.random.default_rng(3), 20)[:, 0]), levels=levels)
     again = ImpostorEvidence.from_document(evidence.document())
     assert again.genuine is not None and evidence.genuine is not None
     assert np.array_equal(again.genuine.scores, evidence.genuine.scores)
     assert again.rival == evidence.rival
+    assert again.levels is not None and again.levels.of([3, 5, 9]) == pytest.approx([0.1234, 0.0, -0.2])

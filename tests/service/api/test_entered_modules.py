@@ -52,6 +52,7 @@ ENTERED = {
     "service.risk.drift",
     "service.risk.gallery_risks",
     "service.risk.search",
+    "service.risk.threshold",
     "service.security.api_keys",
     "service.security.sealing",
     "service.settings",

@@ -18,7 +18,7 @@ from kith.wire.common import Scope
 from kith.wire.verification import SideOut, VerifyOut
 from models.runtime.network import Float
 from service.cli.commands import faces
-from service.risk.decision import SIMILARITY_STEP, Thresholds
+from service.risk.threshold import SIMILARITY_STEP, Thresholds
 from service.security.api_keys import Rights
 from service.storage.repositories.api_keys import KeyStore
 from tests.conftest import jpeg

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from models.risk.calibration import Calibration
 from service.core.errors import RiskUncalibratedError
 from service.domain.outcomes import RiskTarget
-from service.risk.decision import (
+from service.risk.decision import decide, decide_pair
+from service.risk.threshold import (
     Candidate,
     ImpostorRisk,
     Thresholds,
-    decide,
-    decide_pair,
     false_alarm_probability,
     shown_probability,
     thresholds_for,
@@ -28,7 +27,7 @@ def known(calibration: Calibration) -> ImpostorRisk:
 
 
 def candidates(*similarities: float) -> list[Candidate]:
-    return [Candidate(i, s, None, s) for i, s in enumerate(similarities)]
+    return [Candidate(i, s, s) for i, s in enumerate(similarities)]
 
 
 def test_outcomes() -> None:

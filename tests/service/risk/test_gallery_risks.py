@@ -16,9 +16,9 @@ from kith import Kith, KithClientError
 from kith.wire.identification import IdentityOut
 from kith.wire.risk import GalleryRiskOut
 from models.pack.manifest import ModelPack
-from models.risk.calibration import BIN_COUNT, Calibration, fmr_for_fpir, histogram
+from models.risk.calibration import Calibration, fmr_for_fpir, histogram
 from models.risk.gallery_risk import GalleryRisk
-from models.risk.impostor_evidence import RIVAL_WEIGHT, rival_shift
+from models.risk.impostor_evidence import RIVAL_WEIGHT, rival_shift, search_scores
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.domain.fusion import fuse_similarities
@@ -53,10 +53,13 @@ def enroll(kith: Kith, gallery: str, vectors: Float, first: int = 0) -> None:
         kith.enroll(gallery, f"s{i}", embeddings=[vector], allow_duplicate=True, allow_inconsistent=True)
 
 
-def usual_threshold(found: IdentityOut, report: GalleryRiskOut) -> float:
-    """Return the threshold of a search with a usual runner-up."""
+def usual_threshold(found: IdentityOut, report: GalleryRiskOut, enrolled: Float) -> float:
+    """Return the threshold for a person of the usual level, of a search with a usual runner-up."""
     assert found.threshold is not None and found.runner_up is not None and report.rival is not None
-    return found.threshold - RIVAL_WEIGHT * (found.runner_up.similarity - report.rival)
+    levels = impostor_evidence(snapshot(enrolled, list(range(len(enrolled))))).levels
+    assert levels is not None
+    of_best, of_runner_up = levels.of([int(one.subject[1:]) for one in (found.candidates[0], found.runner_up)])
+    return found.threshold - of_best - RIVAL_WEIGHT * (found.runner_up.similarity - of_runner_up - report.rival)
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -67,8 +70,13 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def small(kith: Kith, gallery: str, rng: np.random.Generator) -> Iterator[str]:
-    enroll(kith, gallery, people(rng, 12))
+def dozen(rng: np.random.Generator) -> Float:
+    return people(rng, 12)
+
+
+@pytest.fixture
+def small(kith: Kith, gallery: str, dozen: Float) -> Iterator[str]:
+    enroll(kith, gallery, dozen)
     yield gallery
 
 
@@ -80,19 +88,54 @@ def test_evidence_is_what_a_loop_over_subjects_finds(rng: np.random.Generator) -
     taken = snapshot(people(rng, 40), owners)
     found = impostor_evidence(taken)
     subjects = np.unique(taken.subject_pks)
-    counts, highest = np.zeros(BIN_COUNT, int), []
-    for i, subject in enumerate(subjects):
-        probe = taken.vectors[taken.subject_pks == subject][:1]
-        others = np.delete(fuse_similarities(probe, taken.vectors, taken.subject_pks, taken.qualities)[0], i)
-        counts = counts + histogram(others)
-        highest.append(np.sort(others)[:-3:-1])
+    probes = taken.vectors[[np.flatnonzero(taken.subject_pks == subject)[0] for subject in subjects]]
+    similarities = fuse_similarities(probes, taken.vectors, taken.subject_pks, taken.qualities).astype(np.float64)
+    n = len(subjects)
+    others = ~np.eye(n, dtype=bool)
+
+    def level(subject: int, without: int) -> float:
+        kept = others[subject] & (np.arange(n) != without)
+        return n / (n + 5) * float(np.sort(similarities[kept, subject])[-5:].mean())
+
+    usual = float(np.median([level(subject, subject) for subject in range(n)]))
+    nearest = []
+    for i in range(n):
+        scores = [similarities[i, j] - (level(j, i) - usual) for j in range(n) if j != i]
+        nearest.append(sorted(scores)[:-3:-1])
+    best, second = np.array(nearest).T
     # Similarities on the border of two bins may fall either way, as products are summed in another order.
-    nearest = np.array(highest)
-    rival = float(np.median(nearest[:, 0]))
+    rival = float(np.median(best))
     assert found.rival == pytest.approx(rival)
-    assert np.abs(found.pairs - counts).sum() <= 4
-    assert np.abs(found.best - histogram(nearest[:, 0] - rival_shift(nearest[:, 1], rival))).sum() <= 2
+    assert np.abs(found.pairs - histogram(similarities[others])).sum() <= 4
+    assert np.abs(found.best - histogram(best - rival_shift(second, rival))).sum() <= 2
+    assert found.levels is not None
+    assert found.levels.values == pytest.approx([level(j, j) - usual for j in range(n)], abs=1e-6)
     assert (found.probes, found.subjects) == (len(subjects), len(subjects))
+
+
+def test_people_who_resemble_each_other_are_not_taken_for_strangers_more_often(rng: np.random.Generator) -> None:
+    """A fifth of the people, and of the strangers, resemble each other more than the others do."""
+    axis = rng.choice([-1.0, 1.0], DIMENSION)
+
+    def alike(count: int) -> Float:
+        return l2_normalize(rng.normal(size=(count, DIMENSION)) + 0.5 * axis)
+
+    ratios = []
+    for _ in range(5):
+        enrolled = np.concatenate([people(rng, 80), alike(20)]).astype(np.float32)
+        crowds = people(rng, 2000), alike(500)
+        for with_levels in (False, True):
+            evidence = impostor_evidence(snapshot(enrolled, list(range(100))), with_levels=with_levels)
+            levels = evidence.levels.values if evidence.levels else np.zeros(100)
+            assert evidence.rival is not None
+            best = [
+                np.array([max(search_scores(row.tolist(), evidence.rival)) for row in crowd @ enrolled.T - levels])
+                for crowd in crowds
+            ]
+            threshold = np.quantile(np.concatenate(best), 0.9)
+            ratios.append(float((best[1] >= threshold).mean()) / 0.1)
+    assert np.mean(ratios[::2]) > 4
+    assert np.mean(ratios[1::2]) < 2
 
 
 def test_a_large_gallery_is_sampled_and_a_newcomer_hardly_changes_the_sample(rng: np.random.Generator) -> None:
@@ -123,6 +166,9 @@ def test_the_report_answers_what_is_asked(kith: Kith, small: str) -> None:
         assert target.grown.subject_count == 120
         assert target.grown.threshold > target.today.threshold
     assert report.targets[1].today.threshold == report.threshold
+    assert report.most_resembled is not None
+    assert 0 < report.most_resembled.level < 0.2
+    assert 0 <= report.most_resembled.share < 0.5
     falling = [point.fpir for point in report.curve]
     assert falling == sorted(falling, reverse=True)
     assert all(point.low <= point.fpir <= point.high for point in report.curve)
@@ -130,11 +176,13 @@ def test_the_report_answers_what_is_asked(kith: Kith, small: str) -> None:
     assert report.check.expected == pytest.approx(1.2)
 
 
-def test_identification_decides_by_the_reported_threshold(kith: Kith, small: str, rng: np.random.Generator) -> None:
+def test_identification_decides_by_the_reported_threshold(
+    kith: Kith, small: str, dozen: Float, rng: np.random.Generator
+) -> None:
     report = kith.calibrate(small)
     results = kith.identify(small, embeddings=list(people(rng, 5))).results
     for found in results:
-        assert usual_threshold(found, report) == pytest.approx(report.threshold, abs=ROUNDED)
+        assert usual_threshold(found, report, dozen) == pytest.approx(report.threshold, abs=ROUNDED)
     assert len({found.threshold for found in results}) > 1, "each search has its own"
     assert found.risk is not None
     assert found.risk.source == "both"
@@ -269,7 +317,7 @@ def test_two_processes_decide_alike(tmp_path: Path, rng: np.random.Generator) ->
         assert second.risk("g") == first.risk("g")
         answers = [k.identify("g", embeddings=[vectors[3]]).results[0] for k in (first, second)]
         assert answers[0] == answers[1]
-        assert usual_threshold(answers[0], report) == pytest.approx(report.threshold, abs=ROUNDED)
+        assert usual_threshold(answers[0], report, vectors) == pytest.approx(report.threshold, abs=ROUNDED)
         lines = len(list(first.audit("g", event=THRESHOLD_MOVED)))
         second.risk("g")
         assert len(list(second.audit("g", event=THRESHOLD_MOVED))) == lines

@@ -23,10 +23,8 @@ from models.vision.recognition import l2_normalize
 from service.domain.gallery import Hit
 from service.risk.decision import (
     KNOWN_STRANGER,
-    Candidate,
     Decision,
     EnrolledSubject,
-    Thresholds,
     compare_with_subject,
     decide,
     decide_pair,
@@ -34,6 +32,7 @@ from service.risk.decision import (
 )
 from service.risk.one_face import one_face_per_person
 from service.risk.search import Identification
+from service.risk.threshold import Candidate, Thresholds
 from tests.commands import run_kith
 from tests.conftest import jpeg
 from tests.packs import BUNDLED_DIMENSION
@@ -44,7 +43,7 @@ ADA, BO, CY = 1, 2, 3
 
 
 def found_at(ada: float, bo: float = 0.1, cy: float = 0.0) -> Decision:
-    ranked = sorted((Candidate(pk, s, None, s) for pk, s in ((ADA, ada), (BO, bo), (CY, cy))), key=lambda c: -c.score)
+    ranked = sorted((Candidate(pk, s, s) for pk, s in ((ADA, ada), (BO, bo), (CY, cy))), key=lambda c: -c.score)
     return decide(ranked, AT)
 
 

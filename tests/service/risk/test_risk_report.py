@@ -8,8 +8,8 @@ import pytest
 from models.pack.evidence import read_evidence, read_measured
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.risk.calibration import Calibration
-from service.risk.decision import ImpostorRisk
 from service.risk.risk_report import EXAMPLE_SUBJECTS, expected_misses, target_thresholds
+from service.risk.threshold import ImpostorRisk
 
 
 def calibration_of(name: str) -> Calibration:
@@ -46,8 +46,8 @@ def test_the_share_is_that_of_the_measured_open_set() -> None:
 def test_thresholds_count_people_and_not_their_photos(photos: float) -> None:
     calibration = calibration_of("open-model-zoo")
     model = ImpostorRisk(calibration.curve, "pack", comparisons_per_subject=photos)
-    (found,) = target_thresholds([0.01], 4, model, model.curve, None, calibration)
+    (found,) = target_thresholds([0.01], 4, model, None, calibration)
     assert (found.today.subject_count, found.grown.subject_count) == (4, 40)
     single = ImpostorRisk(calibration.curve, "pack")
-    (compared,) = target_thresholds([0.01], int(4 * photos), single, model.curve, None, calibration)
+    (compared,) = target_thresholds([0.01], int(4 * photos), single, None, calibration)
     assert (found.today.threshold, found.grown.threshold) == (compared.today.threshold, compared.grown.threshold)

@@ -15,8 +15,8 @@ from service.domain.fusion import fuse_similarities
 from service.domain.gallery import GallerySettings
 from service.domain.outcomes import RiskTarget
 from service.domain.strangers import MAX_TEMPLATES, Nearest, Recalled
-from service.risk.decision import ImpostorRisk, RivalRisk, thresholds_for
 from service.risk.strangers import recall
+from service.risk.threshold import ImpostorRisk, SearchRisk, thresholds_for
 
 DIMENSION = 64
 EXPLICIT = GallerySettings(risk=RiskTarget("threshold", 0.5))
@@ -89,7 +89,7 @@ def test_new_strangers_are_taken_for_others_at_the_stated_rate(
     model, draws = risk(calibration), 20_000
     settings = replace(ONE_PERCENT, risk=RiskTarget("fpir", 0.1))
     grid = np.linspace(-1, 1, 4001)
-    rates = model.curve.rates_at(grid)
+    rates = np.array([model.curve.fmr(t).value for t in grid])
     for strangers in (1, 10, 60):
         accept = thresholds_for(settings.risk, model, strangers).accept
         lowest = rng.random((draws, strangers)).min(1)  # the rate at the best of N similarities
@@ -105,7 +105,7 @@ def test_new_strangers_are_taken_for_others_at_the_stated_rate(
 def test_a_second_id_of_the_same_person_does_not_hide_the_first(calibration: Calibration) -> None:
     """The runner-up does not count against the best: both may be one person."""
     plain = risk(calibration)
-    adjusted = replace(plain, search=RivalRisk(calibration.curve, 0.1, 100))
+    adjusted = replace(plain, search=SearchRisk(calibration.curve, 0.1, 100))
     known = [*axes(0), at(0.97)[None], *axes(*range(1, 60))]
     assert judged(at(0.98), known, plain, ONE_PERCENT).is_met
     assert judged(at(0.98), known, adjusted, ONE_PERCENT) == judged(at(0.98), known, plain, ONE_PERCENT)

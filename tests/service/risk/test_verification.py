@@ -13,8 +13,9 @@ from models.runtime.network import Float
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Snapshot
 from service.domain.outcomes import RiskTarget
-from service.risk.decision import EnrolledSubject, ImpostorRisk, compare_faces, compare_with_subject, thresholds_for
+from service.risk.decision import EnrolledSubject, compare_faces, compare_with_subject
 from service.risk.evidence import impostor_evidence
+from service.risk.threshold import ImpostorRisk, thresholds_for
 
 
 def units(rng: np.random.Generator, count: int, dimension: int = 16) -> Float:
