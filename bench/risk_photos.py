@@ -39,6 +39,7 @@ DEGRADED_PEOPLE: Final = 600
 CFP_PHOTOS: Final = {"frontal": 4, "profile": 2}
 OTHER_STRANGERS: Final = 1200
 PADDING_PX: Final = 40
+CHILDREN: Final = {"0-2", "3-9"}
 SAME_PEOPLE: Final = Path(__file__).with_name("same_people.csv")
 """People with more than one name, in one set or in two: ``same_as`` is the other name, empty for wrong labels.
 
@@ -207,6 +208,17 @@ def strangers(kind: str, data: Path) -> list[Photo]:
     order = np.random.default_rng(0).permutation(len(rows))[:OTHER_STRANGERS]
     files = [(f"{kind}-{i}", rows[i]["file"], rows[i]["file"]) for i in order]
     return padded(data / "faces" / rows[0]["archive"], files)
+
+
+def adult_groups(data: Path) -> dict[str, str]:
+    """Return FairFace's label of race of each photo of an adult. Labels serve to measure only."""
+    groups = {}
+    for row in rows_of(data / "faces" / "manifest.csv"):
+        if row["set"] == "fairface":
+            label = dict(part.split("=") for part in row["label"].split(";"))
+            if label["age"] not in CHILDREN:
+                groups[row["file"]] = label["race"]
+    return groups
 
 
 def small(face_px: int, photo: Image) -> Image:

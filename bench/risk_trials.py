@@ -6,7 +6,8 @@ Evidence, risk, thresholds and decisions are those of the service.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -71,8 +72,8 @@ DOMAINS: Final = (
     Domain("LFW, profiles searched", "CFP", "lfw", "cfp", "cfp", ONE_GALLERY, "", "profile/", "profile/"),
     Domain("LFW, strangers of All-Age-Faces", "other collections", "lfw", "lfw", "aaf", ONE_GALLERY),
     Domain("LFW, strangers of FairFace", "other collections", "lfw", "lfw", "fairface", ONE_GALLERY),
-    Domain("All-Age-Faces", "other collections", "aaf", None, "aaf", ((1, (25, 100, 400)),)),
-    Domain("FairFace", "other collections", "fairface", None, "fairface", ((1, (25, 100, 400)),)),
+    Domain("All-Age-Faces", "other collections", "aaf", None, "aaf", ((1, (12, 25, 100, 400)),)),
+    Domain("FairFace", "other collections", "fairface", None, "fairface", ((1, (12, 25, 100, 400)),)),
     *(Domain(f"LFW, {name}", "degraded", "lfw", name, name, ((1, (300,)),)) for name in DEGRADATIONS),
 )
 
@@ -189,6 +190,35 @@ def judge(draw: Draw, calibration: Calibration | None) -> list[Outcome]:
         templates, told = len(draw.snapshot.vectors) // size, math.nan if promised is None else promised.value
         outcomes.append(Outcome(templates, size, fpir, thresholds.accept, measured, fixed, fnir, least, told))
     return outcomes
+
+
+def group_rates(
+    faces: Faces,
+    groups: Mapping[str, str],
+    calibration: Calibration | None,
+    size: int,
+    fpir: float,
+    seeds: Sequence[int],
+) -> dict[str, float]:
+    """Return the measured FPIR of strangers of each group, in galleries drawn from all groups.
+
+    Args:
+        groups: group of each photo. Photos without a group are left out.
+    """
+    rows = np.array([row for row, photo in enumerate(faces.photos.tolist()) if photo in groups])
+    names = np.array([groups.get(photo, "") for photo in faces.photos.tolist()])
+    named: dict[str, list[float]] = defaultdict(list)
+    for seed in seeds:
+        order = np.random.default_rng((seed, size)).permutation(rows)
+        enrolled, strangers = order[:size], order[size:]
+        keys, quality = np.arange(size), faces.quality[enrolled, QUALITY.index("score")]
+        snapshot = Snapshot(size, keys, keys, faces.vectors[enrolled], quality)
+        _, known = risk_of(snapshot, calibration)
+        thresholds = thresholds_for(RiskTarget("fpir", fpir), known, size)
+        alarms = identified(search(snapshot, faces.vectors[strangers]), thresholds, known, size) >= 0
+        for group in set(groups.values()):
+            named[group].append(float(alarms[names[strangers] == group].mean()))
+    return {group: float(np.mean(rates)) for group, rates in named.items()}
 
 
 @dataclass(frozen=True, eq=False)

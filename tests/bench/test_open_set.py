@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,12 @@ from bench.open_set import (
     Row,
     calibration_of,
     goals,
-    kept_rows,
     measure,
     over_http,
     ratios,
 )
 from bench.risk_photos import QUALITY, SAME_PEOPLE, Faces, rows_of, with_one_name
-from bench.risk_trials import FPIR, Domain, draws, equal_weights, identified, judge, risk_of, search
+from bench.risk_trials import FPIR, Domain, draws, equal_weights, group_rates, identified, judge, risk_of, search
 from models.pack.manifest import ModelPack
 from models.risk.impostor_evidence import RIVAL_WEIGHT
 from models.vision.recognition import l2_normalize
@@ -157,9 +155,9 @@ def test_each_person_has_one_name(rng: np.random.Generator) -> None:
     assert (found.vectors == np.delete(faces.vectors, 8, axis=0)).all()
 
 
-def test_packs_that_are_not_measured_keep_their_rows(tmp_path: Path) -> None:
-    stored = [row(), row(pack="open-model-zoo"), row(pack="reference")]
-    results = tmp_path / "open_set.json"
-    results.write_text(json.dumps({"draws": 8, "rows": [asdict(r) for r in stored]}))
-    assert kept_rows(results, {"open-model-zoo", "reference"}) == stored[1:]
-    assert kept_rows(results, set()) == kept_rows(tmp_path / "absent.json", {"reference"}) == []
+def test_rates_of_groups_are_of_strangers_of_the_group(pack: ModelPack, rng: np.random.Generator) -> None:
+    faces = simulated(rng, 0)["faces"]
+    groups = {photo: "even" if i % 2 else "odd" for i, photo in enumerate(faces.photos[:1200].tolist())}
+    rates = group_rates(faces, groups, calibration_of(pack), 50, 0.1, range(2))
+    assert rates.keys() == {"even", "odd"}
+    assert rates["even"] == pytest.approx(rates["odd"], abs=0.05)
