@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +17,11 @@ from numpy.typing import NDArray
 from kith import Kith
 from models.vision.recognition import l2_normalize
 from service.core.errors import OverloadedError
+from service.domain.gallery_items import vector_bytes
 from service.jobs.heavy_work import MAX_WAITING, HeavyWork
 from service.server import embedded
 from service.settings import load_settings
+from service.storage.transfer.ndjson import lines_of
 from tests.conftest import jpeg
 
 PEOPLE = 4000
@@ -95,10 +96,12 @@ def large(url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     with Kith(url, timeout_s=300) as kith:
         model = kith.model()
         people = l2_normalize(np.random.default_rng(5).normal(size=(PEOPLE, model.dimension)) + 0.6)
-        with file.open("w") as lines:
-            for i, vector in enumerate(people):
-                for each in (vector, l2_normalize(vector + 0.01)):
-                    lines.write(json.dumps({"subject": f"s{i}", "embedding": each.tolist()}) + "\n")
+        items = [
+            {"subject": f"s{i}", "embedding": vector_bytes(each)}
+            for i, vector in enumerate(people)
+            for each in (vector, l2_normalize(vector + 0.01))
+        ]
+        file.write_bytes(lines_of(items))
         kith.create_gallery("large")
         kith.import_gallery("large", file, recognizer=model.recognizer)
     return "large"

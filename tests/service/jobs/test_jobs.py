@@ -28,7 +28,7 @@ from service.storage.db.tables import jobs
 from service.storage.privacy.backup import back_up, restore
 from service.storage.repositories.jobs import ARCHIVE_KINDS, ItemOutcome, Job, JobStore, LeaseLostError
 from service.storage.repositories.store import Store
-from tests.databases import open_database
+from tests.databases import ON_BOTH, open_database
 from tests.refusals import raises_code
 
 PROBLEM = ImageError("low_quality", "out of bounds: sharpness").document()
@@ -76,6 +76,7 @@ def test_a_job_goes_its_way(store: JobStore, gallery: Gallery) -> None:
         store.record(job, [ItemOutcome("d", "done")], 3)
 
 
+@ON_BOTH
 def test_an_effect_and_its_record_happen_together_and_once(
     store: JobStore, database: Database, gallery: Gallery, rng: np.random.Generator
 ) -> None:
@@ -216,6 +217,7 @@ def test_lists_and_what_is_forgotten(store: JobStore, database: Database, galler
     assert [j.id for j in store.list_jobs(None, (), None, 9)] == [made[1].id]
 
 
+@ON_BOTH
 def test_of_many_claims_at_once_each_job_gets_one(url: str, store: JobStore, gallery: Gallery) -> None:
     made = {store.create(gallery, "work", {}).id for _ in range(12)}
     processes = [JobStore(open_database(url)) for _ in range(4)]
@@ -418,7 +420,7 @@ BLOCKED = """
 import asyncio, sys, threading
 from service.jobs import runner
 from service.storage.repositories.jobs import ARCHIVE_KINDS, JobStore
-from tests.databases import open_database
+from tests.databases import ON_BOTH, open_database
 
 async def main():
     begun = threading.Event()

@@ -78,17 +78,6 @@ def look(payload: bytes, needles: Needles, where: str, found: dict[str, set[str]
             found.setdefault(kind, set()).add(where)
 
 
-def open_files(process: int, folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the files that a process has open in a folder, including deleted ones."""
-    for handle in Path(f"/proc/{process}/fd").iterdir():
-        try:
-            name = str(handle.readlink())
-            if name.startswith(str(folder)):
-                yield name, handle.read_bytes()
-        except OSError:  # closed in the meantime
-            continue
-
-
 def _parts(path: Path) -> Iterator[bytes]:
     """Return the file's bytes, and the unpacked contents of a backup."""
     payload = path.read_bytes()

@@ -85,10 +85,6 @@ class Watched(Server):
                 cwd=self.folder / "home",
             )
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def end(self) -> None:
         self._process.send_signal(signal.SIGTERM)
         assert self._process.wait(60) == -signal.SIGTERM  # uvicorn re-raises the signal after a graceful stop

@@ -27,7 +27,7 @@ from service.settings import Settings, load_settings
 from service.storage.privacy.backup import back_up
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.store import Store
-from tests.databases import open_database
+from tests.databases import ON_BOTH, open_database
 from tests.faults.servers import serving
 from tests.postgres import DatabaseUrl
 
@@ -178,6 +178,7 @@ def test_a_configured_file_is_not_created(tmp_path: Path) -> None:
     assert not (tmp_path / "there.key").exists()
 
 
+@ON_BOTH
 def test_nodes_of_one_database_need_the_same_key(database_url: DatabaseUrl, tmp_path: Path) -> None:
     url = database_url()
     start(in_folder(tmp_path / "one", database_url=url))
@@ -220,6 +221,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     start(in_folder(tmp_path))
 
 
+@ON_BOTH
 def test_concurrent_starts_create_one_key(database_url: DatabaseUrl, tmp_path: Path) -> None:
     settings, together, failed = in_folder(tmp_path, database_url=database_url()), Barrier(6), []
 

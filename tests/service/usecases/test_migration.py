@@ -65,11 +65,13 @@ def both(url: str) -> Iterator[Kith]:
         yield kith
 
 
-@pytest.fixture
-def people(group: Photo, astronaut: Photo, actor: Photo, both: Kith) -> dict[str, bytes]:
+@pytest.fixture(scope="module")
+def people(group: Photo, astronaut: Photo, actor: Photo, url: str) -> dict[str, bytes]:
     """A photo of each of six people, one face in each."""
     cut = {"eileen": jpeg(astronaut), "tom": jpeg(actor)}
-    for i, face in enumerate(both.detect(jpeg(group, 98)).images[0].faces[:4]):
+    with Kith(url) as kith:
+        faces = kith.detect(jpeg(group, 98)).images[0].faces
+    for i, face in enumerate(faces[:4]):
         x0, y0, x1, y1 = (int(v) for v in face.box)
         w, h = x1 - x0, y1 - y0
         cut[f"friend{i}"] = jpeg(group[max(0, y0 - h // 3) : y1 + h // 3, max(0, x0 - w // 3) : x1 + w // 3], 98)

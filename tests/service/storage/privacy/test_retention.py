@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import numpy as np
 import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from kith import Kith, KithClientError
+from service import wiring
 from service.cli.main import app
 from service.core.clock import Clock
 from service.domain.gallery import Gallery, IdempotentResponse, SubjectFilter
 from service.index.follower import Followers, in_process
+from service.operations import housekeeping
 from service.operations.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
+from service.server import embedded
+from service.settings import load_settings
 from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
-from service.storage.db.tables import data_keys, idempotency, subjects, templates, vectors
+from service.storage.db.tables import data_keys, idempotency, leases, subjects, templates, vectors
 from service.storage.db.tables import jobs as job_rows
 from service.storage.privacy import retention as retention_module
 from service.storage.privacy.backup import back_up, restore
@@ -34,6 +40,7 @@ from tests.databases import ON_BOTH, open_database
 from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
 from tests.service.storage.privacy.test_erasure import made, some
+from tests.service.usecases.test_bulk_enrollment import is_eventually
 
 NOW = datetime.now(UTC)
 
@@ -314,6 +321,30 @@ def test_a_clock_jump_erases_nothing(
     assert store.templates.stored_answer(gallery, "k", "d") == "an answer"
     assert listed_lines(database, AuditFilter(gallery.pk, None, "retention_applied"), None, 9) == []
     database.close()
+
+
+def test_a_service_tells_of_a_wrong_clock_until_it_is_corrected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clocks()
+    monkeypatch.setattr(wiring, "Clock", lambda: clock)
+    monkeypatch.setattr(housekeeping, "CHECK_INTERVAL_S", 0.05)
+    settings = load_settings(data_dir=tmp_path, log_level="ERROR")
+    with embedded(settings) as url, Kith(url) as kith:
+        kith.create_gallery("g", retention_days=365)
+        kith.put_subject("g", "ada")
+
+        def is_right() -> bool:
+            told = kith.status().clock
+            return told is not None and told.ok
+
+        for days, right in ((400, False), (-400, True)):
+            clock.jump(timedelta(days=days))
+            is_eventually(lambda: is_right() == right)  # noqa: B023
+            assert f"kith_retention_paused {float(not right)}" in httpx.get(f"{url}/metrics").text
+            assert kith.gallery("g").subject_count == 1
+    with closing(open_database(settings.sql_url)) as database, database.read() as connection:
+        assert connection.execute(sa.select(leases)).all() == []  # released when the service stopped
 
 
 @ON_BOTH

@@ -28,7 +28,7 @@ from service.index.follower import Followers, in_process
 from service.risk.evidence import impostor_evidence
 from service.security.sealing import Seal, new_key
 from service.server import embedded
-from service.settings import load_settings
+from service.settings import Settings, load_settings
 from service.storage.audit.log import Entry, record_entries
 from service.storage.repositories import read_cache
 from service.storage.repositories.api_keys import KeyStore
@@ -37,7 +37,7 @@ from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.jobs import Job, JobStore
 from service.storage.repositories.read_cache import ReadCache, SubjectFaces, VersionedCache
 from service.storage.repositories.store import Store
-from tests.databases import ON_BOTH, TEXT, change_recognizer, open_database
+from tests.databases import ON_BOTH, change_recognizer, open_database
 from tests.faults.workers import Worker
 from tests.packs import BUNDLED_DIMENSION
 from tests.postgres import DatabaseUrl, Postgres
@@ -365,22 +365,17 @@ def reads_of_faces() -> Iterator[list[str]]:
         sa.event.remove(sa.engine.Engine, "before_cursor_execute", note)
 
 
-def test_verifications_read_a_subject_only_after_a_write(tmp_path: Path, rng: np.random.Generator) -> None:
-    url = f"sqlite:///{tmp_path / 'kith.db'}"
+def test_verifications_read_a_subject_only_after_a_write(
+    kith: Kith, gallery: str, settings: Settings, rng: np.random.Generator
+) -> None:
     ada, bob = [vector.tolist() for vector in l2_normalize(rng.normal(size=(2, BUNDLED_DIMENSION)))]
-    with (
-        embedded(load_settings(data_dir=tmp_path, log_level="ERROR", master_key=TEXT)) as server,
-        Kith(server) as kith,
-        process(url) as other,
-        reads_of_faces() as reads,
-    ):
-        kith.create_gallery("g", risk={"threshold": 0.5})
-        kith.enroll("g", "ada", embeddings=[ada], allow_duplicate=True)
-        kith.create_gallery("elsewhere")
+    kith.update_gallery(gallery, risk={"threshold": 0.5})
+    kith.enroll(gallery, "ada", embeddings=[ada], allow_duplicate=True)
+    with process(settings.sql_url) as other, reads_of_faces() as reads:
 
         def similarity(probe: list[float]) -> float:
             reads.clear()
-            answer = kith.verify(("g", "ada"), probe)
+            answer = kith.verify((gallery, "ada"), probe)
             assert answer.similarity is not None
             return answer.similarity
 
@@ -393,15 +388,14 @@ def test_verifications_read_a_subject_only_after_a_write(tmp_path: Path, rng: np
             raise AssertionError("each verification reads the faces")
 
         settle(ada)
-        here = other.store.galleries.get("g")
         stored = NewTemplate(uuid.uuid4().hex, np.array(bob, np.float32), "embedding")
-        other.store.templates.enroll(here, "ada", [stored], None)
+        other.store.templates.enroll(other.store.galleries.get(gallery), "ada", [stored], None)
         both = (np.array(ada) + np.array(bob)).tolist()
         assert similarity(both) == pytest.approx(1, abs=1e-3) and reads
         settle(both)
-        other.store.templates.delete(other.store.galleries.get("g"), "ada", stored.id)
+        other.store.templates.delete(other.store.galleries.get(gallery), "ada", stored.id)
         assert similarity(bob) < 0.9
-        other.store.subjects.delete(other.store.galleries.get("g"), "ada")
+        other.store.subjects.delete(other.store.galleries.get(gallery), "ada")
         with pytest.raises(KithClientError, match="subject"):
             similarity(ada)
 
