@@ -433,6 +433,7 @@ def test_file_names_are_ignored(http: httpx.Client, name: str) -> None:
         ("POST /v1/verify", {"content": PHOTO, "headers": JPEG}, 415, "unsupported_media_type"),
         (f"PUT {SUBJECT}", {"json": {"metadata": {"k": "x" * 1_100_000}}}, 413, "request_too_large"),
         (f"PUT {SUBJECT}", {"content": [b" " * 100_000] * 20, "headers": JSON}, 413, "request_too_large"),
+        (f"PUT {SUBJECT}", {"content": [b" " * 100_000] * 10, "headers": JSON}, 422, "invalid_request"),  # the most
         *((f"POST {ENROLL}", {"json": {"embeddings": [[0.1] * n]}}, 422, "embedding_invalid") for n in (0, 1, 5000)),
         (f"POST {ENROLL}", {"json": {"embeddings": [ZERO]}}, 422, "embedding_invalid"),
     ],

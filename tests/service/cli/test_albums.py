@@ -121,6 +121,7 @@ def test_named_groups_are_enrolled_and_recognized(photos: Path, server: str, kit
         kith.delete_gallery("album")
 
 
+@pytest.mark.long
 def test_an_interrupted_album_is_resumed_by_its_job(photos: Path, tmp_path: Path) -> None:
     """Ctrl-C ends the command and its service; the next service on the database goes on with the job."""
     command = [sys.executable, "-m", "service.cli.main", "album", "create", str(photos), "-g", "g", "--detail", "high"]

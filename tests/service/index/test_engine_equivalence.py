@@ -7,9 +7,11 @@ import pytest
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
+from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index import milvus
 from tests.nodes import Model, Nodes
+from tests.refusals import raises_code
 from tests.service.index.test_gallery import of_some_quality, template
 
 DIMENSION = 8
@@ -48,6 +50,10 @@ def test_two_nodes_answer_as_brute_force(engine: str, nodes: Nodes) -> None:
             moved, to = owned.pop(), others[rng.integers(len(others))]
             here.store.templates.move(gallery, subject, moved.id, to)
             model.enrolled[to].append(moved)
+            with raises_code("template_not_found"):
+                here.store.templates.move(gallery, subject, moved.id, to)
+            with pytest.raises(SubjectNotFoundError):
+                here.store.templates.move(gallery, to, moved.id, "nobody")
         elif step == "merge" and owned is not None and (others := [name for name in model.enrolled if name != subject]):
             to = others[rng.integers(len(others))]
             there.store.subjects.merge(there.store.galleries.get("g"), subject, to)

@@ -30,7 +30,7 @@ from service.core.errors import (
     StorageError,
     SubjectNotFoundError,
 )
-from service.domain.gallery import Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
+from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.index.follower import Followers, in_process
 from service.storage.db import engine
 from service.storage.db.row_sealing import labels_of
@@ -148,20 +148,6 @@ def test_names_are_unique_and_keys_never_return(store: Store, gallery: Gallery) 
     assert store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings()).pk != gallery.pk
 
 
-def test_settings_return_as_they_were_stored(store: Store, gallery: Gallery) -> None:
-    assert store.galleries.get("g").settings == gallery.settings
-
-
-def test_pages_are_complete_and_in_order(store: Store, gallery: Gallery) -> None:
-    for i in range(7):
-        store.subjects.put(gallery, f"s{i}", None, {}, ["even"] if i % 2 == 0 else [])
-    first = store.subjects.list_page(gallery, None, 3, SubjectFilter())
-    second = store.subjects.list_page(gallery, first[-1].pk, 3, SubjectFilter())
-    assert [s.id for s in first + second] == [f"s{i}" for i in range(6)]
-    tagged = store.subjects.list_page(gallery, None, 10, SubjectFilter(tags=("even",)))
-    assert [s.id for s in tagged] == ["s0", "s2", "s4", "s6"]
-
-
 def test_a_snapshot_is_everybody_at_one_moment(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
     empty = store.changes.snapshot(gallery)
     assert (empty.sequence, empty.vectors.shape) == (0, (0, DIMENSION))
@@ -175,16 +161,6 @@ def test_a_snapshot_is_everybody_at_one_moment(store: Store, gallery: Gallery, r
     assert taken.subject_pks[0] == taken.subject_pks[1] != taken.subject_pks[2]
     np.testing.assert_allclose(taken.qualities, [0.75, np.nan, np.nan])
     assert taken.sequence == 3
-
-
-def test_an_idempotency_key_stores_once(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
-    (vector,) = l2_normalize(rng.normal(size=(1, DIMENSION)))
-    keyed = IdempotentResponse("k", "d", "first")
-    assert store.templates.enroll(gallery, "a", [template(vector)], keyed) is None
-    assert store.templates.enroll(gallery, "a", [template(vector)], IdempotentResponse("k", "d", "second")) == "first"
-    assert len(store.templates.list_page(gallery, "a")) == 1
-    with raises_code("idempotency_conflict"):
-        store.templates.enroll(gallery, "a", [template(vector)], IdempotentResponse("k", "other", "third"))
 
 
 def test_enrolling_into_a_deleted_gallery_leaves_nothing(
@@ -282,27 +258,6 @@ def test_two_followers_answer_as_brute_force(seed: int, steps: list[str], k: int
         store.close()
 
 
-def test_a_template_moved_is_another_persons(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
-    here, there = Followers(in_process(store)), Followers(in_process(store))
-    vectors = l2_normalize(rng.normal(size=(3, DIMENSION)))
-    new = [template(vector) for vector in vectors]
-    store.templates.enroll(gallery, "a", new[:2], None)
-    store.templates.enroll(gallery, "b", new[2:], None)
-    keys = {name: store.subjects.get(gallery, name).pk for name in ("a", "b")}
-    ((best, *_),), _ = here.catch_up_blocking(gallery).search(vectors[:1], 1)
-    assert best.subject_pk == keys["a"]
-    store.templates.move(gallery, "a", new[0].id, "b")
-    for followers in (here, there):
-        results, _ = followers.catch_up_blocking(gallery).search(vectors, 2)
-        for probe, hits in zip(vectors, results, strict=True):
-            expected = brute_force({"a": new[1:2], "b": [new[2], new[0]]}, probe, 2, None)
-            assert [hit.subject_pk for hit in hits] == [keys[name] for name, _ in expected]
-    with raises_code("template_not_found"):
-        store.templates.move(gallery, "a", new[0].id, "b")
-    with pytest.raises(SubjectNotFoundError):
-        store.templates.move(gallery, "b", new[0].id, "nobody")
-
-
 def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
     store.subjects.put(gallery, "a", "Ada", {"floor": 1}, ["night"])
     store.subjects.put(gallery, "b", None, {"floor": 1.0, "desk": {"x": 1, "y": [2.0]}}, ["day", "night"])
@@ -335,7 +290,7 @@ def test_a_database_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_a_filter_that_very_many_pass_costs_a_search_little(store: Store, gallery: Gallery) -> None:
     """Measured against reading the rows of the same keys one by one, which is what costs."""
-    count = 20_000
+    count = 6_000
     (label,), (other,) = labels_of(gallery.seal, ["staff"], {}), labels_of(gallery.seal, ["rare"], {})
     at = datetime(2025, 1, 1, tzinfo=UTC)
     with store.database.change(gallery) as connection:

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -266,39 +265,6 @@ def test_only_short_work_of_requests_runs_on_the_event_loop(
     assert ran == [True, True, False, False, True, False]  # of each photo, its header and its pixels
 
 
-class Counting(Detector):
-    """Detector that records the size of each batch."""
-
-    taken: ClassVar[list[int]] = []
-
-    def run(self, canvases: Sequence[PreparedPhoto]) -> list[RawOutputs]:
-        self.taken.append(len(canvases))
-        return super().run(canvases)
-
-
-def test_only_a_photo_without_a_confident_face_is_detected_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8], nobody: NDArray[np.uint8]
-) -> None:
-    monkeypatch.setattr(wiring, "Detector", Counting)
-    Counting.taken.clear()
-    taken = Counting.taken
-
-    async def main() -> None:
-        async with serving(tmp_path, monkeypatch) as backend:
-            photos, served = backend.photos, backend.recognizers.default
-            assert len((await photos.detect(jpeg(astronaut), "medium")).faces) == 1
-            assert taken == [1]
-            assert (await photos.detect(jpeg(nobody), "low")).faces == []
-            assert sum(taken) == 2
-            assert (await photos.detect(jpeg(nobody), "medium")).faces == []
-            assert sum(taken) == 2 + 5
-            background = await photos.embed(jpeg(np.rot90(astronaut)), served, detail="medium", background=True)
-            assert len(background.faces) == 1
-            assert sum(taken) == 2 + 5 + 5
-
-    asyncio.run(main())
-
-
 def test_a_full_queue_does_not_end_a_search_that_was_admitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: NDArray[np.uint8]
 ) -> None:
@@ -333,13 +299,15 @@ def test_the_memory_of_tiles_is_reserved(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_search_of_tiles_ends_with_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(Counting):
+    taken: list[int] = []
+
+    class Slow(Detector):
         def run(self, canvases: Sequence[PreparedPhoto]) -> list[RawOutputs]:
+            taken.append(len(canvases))
             time.sleep(0.2)
             return super().run(canvases)
 
     monkeypatch.setattr(wiring, "Detector", Slow)
-    Counting.taken.clear()
     photo = jpeg(np.zeros((4000, 6000, 3), np.uint8))
 
     async def main() -> None:
@@ -348,7 +316,7 @@ def test_a_search_of_tiles_ends_with_the_deadline(tmp_path: Path, monkeypatch: p
                 await backend.photos.detect(photo, "high")
 
     asyncio.run(main())
-    assert sum(Counting.taken) < 80  # of about 200
+    assert sum(taken) < 80  # of about 200
 
 
 def test_a_request_waiting_for_a_thread_is_answered_by_the_deadline(

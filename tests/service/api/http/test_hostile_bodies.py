@@ -112,16 +112,6 @@ def test_vectors_in_files(kith: Kith, gallery: str, server: str, number: str) ->
     assert kith.gallery(gallery).template_count == report["template_count"]
 
 
-@pytest.mark.parametrize("key", ["", "x" * 10_000, "\u00ff", "a,b", '"quoted"', "../x", "%00"])
-def test_idempotency_keys(server: str, gallery: str, kith: Kith, key: str) -> None:
-    vector = np.eye(1, kith.model().dimension)[0].tolist()
-    url = server + ENROLL.format(gallery=gallery)
-    headers = {b"Idempotency-Key": key.encode("latin-1")}
-    answers = [httpx.post(url, json={"embeddings": [vector]}, headers=headers) for _ in range(2)]
-    assert {answer.status_code for answer in answers} <= {201, 422}
-    assert len({answer.status_code for answer in answers}) == 1
-
-
 def test_the_client_refuses_parameters_that_no_url_can_carry(kith: Kith, gallery: str) -> None:
     for call in (
         lambda: list(kith.subjects(gallery, tags=["Ren\udce9"])),
