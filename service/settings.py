@@ -254,10 +254,6 @@ class Settings(BaseSettings):
         """Maximum decompressed size of an archive or import."""
         return 5 * self.max_upload_bytes
 
-    def max_request_bytes(self, photos: int) -> int:
-        """Return the maximum body size for a number of photos in base64, with room for other fields."""
-        return photos * (self.max_image_bytes * 4 // 3) + 1_000_000
-
     def check_exposure(self, has_keys: Callable[[], bool]) -> None:
         """Refuse to listen beyond loopback without an API key, unless anonymous access is allowed explicitly.
 

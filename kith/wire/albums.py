@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, Field
 
 from kith.wire.fields import ObjectId, Page, PersonName, Problem, RequestModel, SubjectId, Timestamp
+from kith.wire.subjects import ChecksIn
 
 GROUP_ID: Final = "^g[1-9][0-9]{0,8}$"
 GroupId = Annotated[str, Field(pattern=GROUP_ID, examples=["g1"])]
@@ -74,15 +75,11 @@ class AlbumSplitIn(RequestModel):
     faces: list[ObjectId] = Field(min_length=1, max_length=MAX_SPLIT, description="Faces of the new group.")
 
 
-class AlbumEnrollIn(RequestModel):
+class AlbumEnrollIn(ChecksIn):
     """Who the group is, and the checks to skip."""
 
     subject: SubjectId = Field(description="Two groups may be one person.")
     name: PersonName | None = Field(None, description="For a subject without one.")
-    allow_duplicate: bool = False
-    allow_inconsistent: bool = False
-    allow_low_quality: bool = False
-    allow_not_live: bool = False
 
 
 class RefusedFaceOut(BaseModel):

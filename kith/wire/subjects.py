@@ -33,12 +33,19 @@ class TemplatePatch(RequestModel):
     subject: SubjectId = Field(description="The subject that receives the template.")
 
 
-class EnrollIn(Probes):
-    face: FaceChoice = "only"
+class ChecksIn(RequestModel):
+    """Checks of an enrollment to skip."""
+
     allow_duplicate: bool = False
     allow_inconsistent: bool = False
     allow_low_quality: bool = False
     allow_not_live: bool = False
+
+
+class EnrollIn(ChecksIn, Probes):
+    """Photos and embeddings of a subject, and the checks to skip."""
+
+    face: FaceChoice = "only"
 
 
 class DecoyIn(Probes):

@@ -15,6 +15,7 @@ import numpy as np
 
 from kith.wire.albums import AlbumEnrolledOut, AlbumEnrollIn, RefusedFaceOut
 from kith.wire.fields import Problem
+from kith.wire.subjects import ChecksIn
 from models.risk.calibration import Calibration
 from models.vision.face_search import Detail
 from models.vision.liveness import LivenessResult
@@ -42,7 +43,7 @@ from service.storage.repositories.jobs import ItemOutcome, Job, JobStore
 from service.usecases.backend import Backend
 from service.usecases.bulk_enrollment import record_other_files, refusal, template_id
 from service.usecases.enroll import report_refused
-from service.usecases.enrollment_checks import Overrides, check_identities, needs_identity_check, template_from_face
+from service.usecases.enrollment_checks import check_identities, needs_identity_check, template_from_face
 
 KIND: Final = "album"
 PHOTOS_AT_ONCE: Final = 16
@@ -225,12 +226,11 @@ async def enroll_group(
     since the request began; liveness_unavailable.
     """
     enrolled, refused, subject = 0, dict[str, KithError](), body.subject
-    overrides = Overrides(**body.model_dump(exclude={"subject", "name"}))
     async with backend.enrolling.of(snapshot.pk):
         while True:
             size = MAX_ENROLLED - enrolled
             group = album, number, subject, body.name
-            count, others, remaining = await _enroll_block(backend, snapshot, group, overrides, size, refused)
+            count, others, remaining = await _enroll_block(backend, snapshot, group, body, size, refused)
             enrolled += count
             refused |= others
             if enrolled >= MAX_ENROLLED or remaining <= len(refused):
@@ -245,7 +245,7 @@ async def _enroll_block(
     backend: Backend,
     snapshot: Gallery,
     group: tuple[str, int, str, str | None],
-    overrides: Overrides,
+    overrides: ChecksIn,
     size: int,
     without: Collection[str],
 ) -> tuple[int, dict[str, KithError], int]:
@@ -289,7 +289,7 @@ def _part_moved(
     refused: dict[str, KithError],
     owners: Mapping[str, str],
     subject: str,
-    overrides: Overrides,
+    overrides: ChecksIn,
 ) -> None:
     """Refuse faces whose template was moved to another subject, or give them a new template if duplicates may be."""
     for face, template in list(admitted.items()):
@@ -303,7 +303,7 @@ def _part_moved(
 
 
 def _admit(
-    gallery: Gallery, subject: str, faces: Mapping[str, NewAlbumFace], overrides: Overrides
+    gallery: Gallery, subject: str, faces: Mapping[str, NewAlbumFace], overrides: ChecksIn
 ) -> tuple[dict[str, NewTemplate], dict[str, KithError]]:
     """Return templates and errors by id of the face. Identities are not checked yet."""
     admitted, refused = dict[str, NewTemplate](), dict[str, KithError]()

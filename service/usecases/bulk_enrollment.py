@@ -6,14 +6,17 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Annotated, Final
 
-from kith.wire.common import FaceChoice
+from pydantic import BeforeValidator, Field
+
+from kith.wire.common import Detail, FaceChoice, NameEncoding, to_name_encoding
+from kith.wire.fields import DETAIL
 from kith.wire.identifiers import ID_RULE, normalize_id
-from models.vision.face_search import Detail
+from kith.wire.subjects import ChecksIn
 from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidRequestError, JobFailedError, KithError
 from service.domain.gallery import Gallery, NewTemplate
 from service.inference.archive_names import is_utf8
@@ -25,7 +28,6 @@ from service.security.sealing import Seal
 from service.storage.repositories.jobs import ALREADY_ENROLLED, IGNORED, DoneItems, ItemOutcome
 from service.usecases.backend import Backend
 from service.usecases.enrollment_checks import (
-    Overrides,
     check_identities,
     choose_face,
     embed_for,
@@ -44,18 +46,18 @@ MAX_OTHER_FILES_PER_TRANSACTION: Final = 500
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class BulkOptions(Overrides):
-    """Options of a job. ``strip``: folders above the people's folders; None: detect. ``names``: encoding of names."""
+class BulkOptions(ChecksIn):
+    """Options of a job."""
 
     face: FaceChoice = "only"
-    strip: int | None = None
-    detail: Detail = "medium"
-    names: str | None = None
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the options as job parameters."""
-        return asdict(self)
+    strip: int | None = Field(
+        None, ge=0, le=64, description="Leading folders to strip from each path; default: detected from the archive."
+    )
+    detail: Detail | None = Field(None, description=f"{DETAIL} Default: KITH_DETAIL, at least medium.")
+    names: Annotated[NameEncoding, BeforeValidator(to_name_encoding)] | None = Field(
+        None,
+        description="Encoding of names that the archive does not declare, as Python names it; default: UTF-8.",
+    )
 
 
 @dataclass(frozen=True)
@@ -198,8 +200,9 @@ class _Run:
     async def _embed_item(self, item: _Item, known: bool) -> Photo | KithError:
         if known or isinstance(item.payload, KithError):
             return item.payload if isinstance(item.payload, KithError) else _KNOWN
+        detail = self._options.detail or self._backend.settings.expected_face_detail
         try:
-            return await embed_for(self._backend, self.gallery, item.payload, self._options.detail, background=True)
+            return await embed_for(self._backend, self.gallery, item.payload, detail, background=True)
         except KithError as error:
             return error
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kith.wire.subjects import DecoyIn, DecoyOut
+from kith.wire.subjects import ChecksIn, DecoyIn, DecoyOut
 from service.core.errors import GalleryMovedError, InvalidRequestError
 from service.domain.gallery import Gallery, NewTemplate
 from service.inference.recognizers import check_recognizer, check_vectors
 from service.security.api_keys import Caller
 from service.usecases.backend import Backend
-from service.usecases.enrollment_checks import Overrides, choose_face, embed_for, new_template, template_from_face
+from service.usecases.enrollment_checks import choose_face, embed_for, new_template, template_from_face
 
 
 async def add_decoy(
@@ -36,7 +36,7 @@ async def add_decoy(
 
 async def _embed(backend: Backend, gallery: Gallery, body: DecoyIn) -> NewTemplate:
     # A decoy lets no face in, so it may be a picture of a picture.
-    checks = Overrides(allow_low_quality=body.allow_low_quality, allow_not_live=True)
+    checks = ChecksIn(allow_low_quality=body.allow_low_quality, allow_not_live=True)
     if body.embeddings:
         check_recognizer(gallery, body.recognizer)
         (vector,) = check_vectors(body.embeddings, backend.recognizers.for_gallery(gallery).dimension)

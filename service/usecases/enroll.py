@@ -26,7 +26,6 @@ from service.security.api_keys import Caller
 from service.usecases.backend import Backend
 from service.usecases.documents import Document, encode_json, face_document, problem_document, stored_problem_document
 from service.usecases.enrollment_checks import (
-    Overrides,
     check_identities,
     choose_face,
     embed_for,
@@ -99,7 +98,7 @@ class _Enrollment:
             check_recognizer(gallery, body.recognizer)
 
         results, templates = await self._examine(gallery, served)
-        if not needs_identity_check(gallery, backend.risks, self._overrides):
+        if not needs_identity_check(gallery, backend.risks, self.body):
             await self._report_rejections(gallery, results, results)
             return await self._store(gallery, results, templates, checked=False)
         async with backend.enrolling.of(gallery.pk):
@@ -120,11 +119,6 @@ class _Enrollment:
         for payload in self.body.images:
             digest.update(hashlib.sha256(payload).digest())
         return digest.hexdigest()
-
-    @property
-    def _overrides(self) -> Overrides:
-        body = self.body
-        return Overrides(body.allow_duplicate, body.allow_inconsistent, body.allow_low_quality, body.allow_not_live)
 
     async def _examine(
         self, gallery: Gallery, served: ServedRecognizer
@@ -164,7 +158,7 @@ class _Enrollment:
             with backend.metrics.stage("check"):
                 new = list(templates.values())
                 rejections = await backend.threads.run(
-                    partial(check_identities, new, current, self.subject, backend, self._overrides)
+                    partial(check_identities, new, current, self.subject, backend, self.body)
                 )
             for i, rejection in zip(list(templates), rejections, strict=True):
                 if rejection is not None:
@@ -210,12 +204,12 @@ class _Enrollment:
         if isinstance(item, KithError):
             raise item
         if not isinstance(item, Photo):
-            return new_template(item, gallery, self._overrides)
+            return new_template(item, gallery, self.body)
         settings = gallery.settings
         result["face_count"] = item.face_count
         face = choose_face(item, self.body.face, settings.quality_gate)
         result["face"] = face_document(face, settings.quality_gate, settings.liveness_threshold)
-        return template_from_face(face, gallery, self._overrides)
+        return template_from_face(face, gallery, self.body)
 
     async def _report_rejections(self, gallery: Gallery, results: list[Document], new: list[Document]) -> None:
         """Count and audit new rejections, and hide what the caller may not know.

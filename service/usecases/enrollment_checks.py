@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from kith.wire.common import FaceChoice
+from kith.wire.subjects import ChecksIn
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
 from models.vision.face_search import Detail
@@ -39,16 +39,6 @@ MAX_FALSE_INCONSISTENT: Final = 0.05
 """Maximum share of true pairs rejected as inconsistent. The EER applies if it is lower."""
 
 
-@dataclass(frozen=True)
-class Overrides:
-    """Enrollment checks to skip."""
-
-    allow_duplicate: bool = False
-    allow_inconsistent: bool = False
-    allow_low_quality: bool = False
-    allow_not_live: bool = False
-
-
 async def embed_for(
     backend: Backend, gallery: Gallery, photo: bytes | str, detail: Detail, background: bool = False
 ) -> Photo:
@@ -76,7 +66,7 @@ def choose_face(photo: Photo, choice: FaceChoice, gate: QualityGate) -> Face:
 
 
 def template_from_face(
-    face: Face, gallery: Gallery, overrides: Overrides, template_id: str | None = None
+    face: Face, gallery: Gallery, overrides: ChecksIn, template_id: str | None = None
 ) -> NewTemplate:
     """Return a template of a face. Raises low_quality, not_live, liveness_unavailable."""
     reasons = gallery.settings.quality_gate.reasons(face.quality)
@@ -104,14 +94,14 @@ def template_from_face(
     )
 
 
-def new_template(vector: Float, gallery: Gallery, overrides: Overrides) -> NewTemplate:
+def new_template(vector: Float, gallery: Gallery, overrides: ChecksIn) -> NewTemplate:
     """Return a template of a (d,) unit vector. Raises not_live if the gallery requires liveness."""
     if not overrides.allow_not_live and verdict_of(gallery, None) is not None:
         raise ImageError("not_live", "liveness cannot be checked for an embedding")
     return NewTemplate(uuid.uuid4().hex, vector, "embedding")
 
 
-def needs_identity_check(gallery: Gallery, risks: GalleryRisks, overrides: Overrides) -> bool:
+def needs_identity_check(gallery: Gallery, risks: GalleryRisks, overrides: ChecksIn) -> bool:
     """Return whether templates are compared with the gallery before they are stored."""
     skipped = overrides.allow_duplicate and overrides.allow_inconsistent
     return not skipped and risks.calibration(gallery) is not None
@@ -122,7 +112,7 @@ def check_identities(
     gallery: Gallery,
     subject_id: str,
     backend: Backend,
-    overrides: Overrides,
+    overrides: ChecksIn,
 ) -> list[KithError | None]:
     """Check that faces do not match another subject, and match their own. Needs a calibrated pack.
 

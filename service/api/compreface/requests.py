@@ -19,6 +19,7 @@ from service.api.http.bodies import (
     TimeoutMs,
     check_parameters,
     deadline,
+    max_body_bytes,
     media_type,
     read_form,
     read_json,
@@ -95,7 +96,7 @@ async def _read_file(request: Request, backend: BackendDep, timeout_ms: TimeoutM
     """
     check_parameters(request)
     max_bytes = backend.settings.max_image_bytes
-    set_body_limit(request, backend.settings.max_request_bytes(1))
+    set_body_limit(request, max_body_bytes(backend.settings, 1))
     with backend.metrics.stage("read"):
         kind = media_type(request)
         if kind == "application/json":

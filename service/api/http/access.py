@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -12,13 +12,17 @@ from typing import Annotated, Any, Final, cast
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.dependencies.models import Dependant
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.params import Header, Path
 from fastapi.routing import APIRoute
 from pydantic.alias_generators import to_camel
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
+from starlette.responses import StreamingResponse
 from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 
-from kith.wire.common import Scope
+from kith.wire.common import Scope as KeyScope
 from service.api.http.parameters import GalleryPath
 from service.api.http.problems import RESPONSES
 from service.core.errors import ForbiddenError, ForeignOriginError, InvalidRequestError, UnauthorizedError
@@ -153,7 +157,7 @@ class Need:
     ``any_query``: unknown query parameters are ignored.
     """
 
-    scope: Scope | None = None
+    scope: KeyScope | None = None
     all_galleries: bool = False
     any_query: bool = False
 
@@ -180,7 +184,7 @@ class Need:
                 raise InvalidRequestError(f"unknown query parameter {unknown[0]!r}. {here}")
 
 
-def needs(scope: Scope | None = None, *, all_galleries: bool = False, any_query: bool = False) -> Any:
+def needs(scope: KeyScope | None = None, *, all_galleries: bool = False, any_query: bool = False) -> Any:
     """Return the first dependency of a route with a key: see :class:`Need`."""
     return Depends(Need(scope, all_galleries, any_query).admit)
 
@@ -211,9 +215,9 @@ def owners(route: APIRoute) -> list[Any]:
 
 def _query_names(dependant: Dependant) -> set[str]:
     """Return the query parameters of a route. A body with a photo alone adds its options."""
-    own = {parameter.alias for parameter in dependant.query_params}
-    own |= getattr(getattr(dependant.call, "__self__", None), "query_names", set())
-    return own.union(*(_query_names(each) for each in dependant.dependencies))
+    own = {each.alias for each in get_flat_params(dependant) if not isinstance(each.field_info, Path | Header)}
+    bodies = (getattr(each.call, "__self__", None) for each in dependant.dependencies)
+    return own.union(*(getattr(body, "query_names", ()) for body in bodies))
 
 
 async def _backend(request: Request) -> Backend:  # async: FastAPI calls synchronous dependencies in a thread
@@ -238,6 +242,20 @@ GalleryDep = Annotated[Gallery, Depends(_gallery)]
 
 It precedes the body in a handler's signature. Raises GalleryNotFoundError.
 """
+
+
+class EndingResponse(StreamingResponse):
+    """Response that calls ``end`` afterwards, even if nothing could be sent."""
+
+    def __init__(self, content: AsyncIterator[bytes], end: Callable[[], None], **options: Any) -> None:
+        super().__init__(content, **options)
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
 
 
 def json_response(document: Document) -> Response:

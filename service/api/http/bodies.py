@@ -63,7 +63,7 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
         request_too_large, unsupported_encoding: as :func:`set_body_limit`.
     """
     sides = model is VerifyIn
-    set_body_limit(request, settings.max_request_bytes(VERIFY_SIDES if sides else settings.max_images))
+    set_body_limit(request, max_body_bytes(settings, VERIFY_SIDES if sides else settings.max_images))
     kind, numbers = media_type(request), MAX_EMBEDDINGS * dimension
     is_bare = not sides and (kind.startswith("image/") or kind == "application/octet-stream")
     if request.query_params and not is_bare:
@@ -79,14 +79,21 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
         body = _validate(model, document)
     else:
         raise unsupported(kind)
-    if isinstance(body, Photos) and len(body.photos) > settings.max_images:
-        raise InvalidRequestError(f"{len(body.photos)} photos, the limit is {settings.max_images}")
-    if isinstance(body, Probes):
-        if not body.photos and not body.embeddings:
-            raise InvalidRequestError("send at least one of images, urls or embeddings")
-        if len(body.embeddings) > MAX_EMBEDDINGS:
-            raise InvalidRequestError(f"{len(body.embeddings)} embeddings, the limit is {MAX_EMBEDDINGS}")
+    if isinstance(body, Photos):
+        embeddings = body.embeddings if isinstance(body, Probes) else []
+        if not body.photos and not embeddings:
+            also = ", or embeddings" if isinstance(body, Probes) else ""
+            raise InvalidRequestError(f"send at least one photo in images or urls{also}")
+        if len(body.photos) > settings.max_images:
+            raise InvalidRequestError(f"{len(body.photos)} photos, the limit is {settings.max_images}")
+        if len(embeddings) > MAX_EMBEDDINGS:
+            raise InvalidRequestError(f"{len(embeddings)} embeddings, the limit is {MAX_EMBEDDINGS}")
     return body
+
+
+def max_body_bytes(settings: Settings, photos: int) -> int:
+    """Return the maximum body size for a number of photos in base64, with room for other fields."""
+    return photos * (settings.max_image_bytes * 4 // 3) + DEFAULT_BODY_BYTES
 
 
 async def _read_photo(request: Request, max_bytes: int) -> bytes:

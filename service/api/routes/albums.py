@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Annotated
 
 from fastapi import Query, Request
@@ -25,7 +27,7 @@ from kith.wire.jobs import JobOut
 from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, GalleryDep, router
 from service.api.http.bodies import JsonBody
 from service.api.http.openapi import example
-from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
+from service.api.http.parameters import GalleryPath, PageDep
 from service.api.routes.enrollments import ARCHIVE_BODY, DetailOption, queue_archive
 from service.api.routes.erasures import to_deleted_out
 from service.usecases.albums import KIND, calibration_for, enroll_group
@@ -87,31 +89,21 @@ async def list_album_groups(
     gallery: GalleryDep,
     album: ObjectId,
     backend: BackendDep,
+    page: PageDep,
     single: Annotated[bool | None, Query(description="Only groups of one face, or only the others.")] = None,
-    cursor: Cursor = None,
-    limit: PageLimit = 100,
 ) -> AlbumGroupsOut:
     """List the groups with some of their faces, the largest first, then single faces, then those split off."""
-    after, albums = open_cursor(gallery.seal, cursor), backend.store.albums
-    listed = await backend.threads.run(albums.groups, gallery, album, single, after, limit + 1)
-    page, more = paginate(listed, limit, gallery.seal, lambda group: group.number)
-    return AlbumGroupsOut(data=[*page], next=more)
+    listed, number_of = partial(backend.store.albums.groups, gallery, album, single), attrgetter("number")
+    return await page.read(AlbumGroupsOut, backend.threads, gallery.seal, listed, number_of=number_of)
 
 
 @routes.get("/{album}/groups/{group}/faces", dependencies=[READ])
 async def list_album_faces(
-    gallery: GalleryDep,
-    album: ObjectId,
-    group: GroupId,
-    backend: BackendDep,
-    cursor: Cursor = None,
-    limit: PageLimit = 100,
+    gallery: GalleryDep, album: ObjectId, group: GroupId, backend: BackendDep, page: PageDep
 ) -> AlbumFacesOut:
     """List the faces of a group, the most certain first."""
-    after, albums = open_cursor(gallery.seal, cursor), backend.store.albums
-    listed = await backend.threads.run(albums.faces, gallery, album, _number(group), after, limit + 1)
-    page, more = paginate(listed, limit, gallery.seal, lambda row: row[0])
-    return AlbumFacesOut(data=[face for _, face in page], next=more)
+    listed = partial(backend.store.albums.faces, gallery, album, _number(group))
+    return await page.read(AlbumFacesOut, backend.threads, gallery.seal, listed, itemgetter(1), itemgetter(0))
 
 
 @routes.post("/{album}/groups/{group}/merge", dependencies=[ENROLL], openapi_extra=example({"into": "g1"}))

@@ -5,20 +5,17 @@ from __future__ import annotations
 import uuid
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request
-from pydantic import BeforeValidator
+from fastapi import Query, Request
 from starlette.requests import ClientDisconnect
 
-from kith.wire.common import Detail, FaceChoice, NameEncoding, to_name_encoding
+from kith.wire.common import Detail
 from kith.wire.fields import DETAIL
 from kith.wire.jobs import JobOut
 from service.api.http.access import ENROLL, BackendDep, GalleryDep, router
 from service.api.http.bodies import set_body_limit
 from service.api.http.openapi import BINARY
 from service.api.routes.jobs import to_job_out
-from service.core.errors import (
-    InvalidRequestError,
-)
+from service.core.errors import InvalidRequestError
 from service.domain.gallery import Gallery
 from service.inference.archives import SIGNATURE_BYTES, archive_kind
 from service.security.sealed_files import SealedWriter
@@ -29,33 +26,7 @@ from service.usecases.bulk_enrollment import KIND, BulkOptions
 routes = router("/v1/galleries/{gallery}/enrollments", "subjects")
 ARCHIVES = ("application/zip", "application/x-tar", "application/gzip", "application/zstd", "application/octet-stream")
 ARCHIVE_BODY = {"requestBody": {"required": True, "content": dict.fromkeys(ARCHIVES, BINARY)}}
-StripFolders = Annotated[
-    int | None,
-    Query(ge=0, le=64, description="Leading folders to strip from each path; default: detected from the archive."),
-]
-
 DetailOption = Annotated[Detail | None, Query(description=f"{DETAIL} Default: KITH_DETAIL, at least medium.")]
-NamesOption = Annotated[
-    NameEncoding | None,
-    BeforeValidator(to_name_encoding),
-    Query(description="Encoding of names that the archive does not declare, as Python names it; default: UTF-8."),
-]
-
-
-async def _options(
-    backend: BackendDep,
-    face: FaceChoice = "only",
-    allow_duplicate: bool = False,
-    allow_inconsistent: bool = False,
-    allow_low_quality: bool = False,
-    allow_not_live: bool = False,
-    strip: StripFolders = None,
-    detail: DetailOption = None,
-    names: NamesOption = None,
-) -> BulkOptions:
-    chosen = detail or backend.settings.expected_face_detail
-    overrides = allow_duplicate, allow_inconsistent, allow_low_quality, allow_not_live
-    return BulkOptions(*overrides, face, strip, chosen, names)
 
 
 @routes.post("", dependencies=[ENROLL], status_code=202, openapi_extra=ARCHIVE_BODY)
@@ -63,7 +34,7 @@ async def enroll_archive(
     gallery: GalleryDep,
     request: Request,
     backend: BackendDep,
-    options: Annotated[BulkOptions, Depends(_options)],
+    options: Annotated[BulkOptions, Query()],
 ) -> JobOut:
     """Start a job that enrolls the photos of an archive: zip, or tar with gzip, zstd or no compression.
 
@@ -71,7 +42,7 @@ async def enroll_archive(
     archive is on disk when the response is sent.
     """
     backend.recognizers.for_gallery(gallery)  # raises here rather than in the job
-    return await queue_archive(request, backend, gallery, KIND, options.parameters())
+    return await queue_archive(request, backend, gallery, KIND, options.model_dump())
 
 
 async def queue_archive(

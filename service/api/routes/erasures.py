@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from operator import itemgetter
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -9,7 +11,7 @@ from fastapi import Query
 from kith.wire.erasures import DeletedOut, ReceiptsOut
 from kith.wire.fields import SubjectId
 from service.api.http.access import ADMIN, BackendDep, GalleryDep, router
-from service.api.http.parameters import Cursor, PageLimit, SubjectPath, open_cursor, paginate
+from service.api.http.parameters import PageDep, SubjectPath
 from service.storage.privacy.subject_access import everything_about
 from service.storage.repositories.erasures import Receipt
 
@@ -20,15 +22,12 @@ routes = router("/v1", "erasures")
 async def list_erasures(
     gallery: GalleryDep,
     backend: BackendDep,
+    page: PageDep,
     subject: Annotated[SubjectId | None, Query(description="Only receipts of this subject id.")] = None,
-    cursor: Cursor = None,
-    limit: PageLimit = 100,
 ) -> ReceiptsOut:
     """List the erasure receipts of a gallery, newest first."""
-    before = open_cursor(gallery.seal, cursor)
-    listed = await backend.threads.run(backend.store.erasures.list_page, gallery, subject, before, limit + 1)
-    page, more = paginate(listed, limit, gallery.seal, lambda row: row[0])
-    return ReceiptsOut(data=[receipt for _, receipt in page], next=more)
+    listed = partial(backend.store.erasures.list_page, gallery, subject)
+    return await page.read(ReceiptsOut, backend.threads, gallery.seal, listed, itemgetter(1), itemgetter(0))
 
 
 @routes.get("/galleries/{gallery}/subjects/{subject}/export", dependencies=[ADMIN], response_model=dict[str, Any])

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final
 
 from fastapi import Header, Query
 from fastapi.responses import StreamingResponse
 from fastapi.sse import format_sse_event
-from starlette.types import Receive, Scope, Send
 
 from kith.wire.common import EventType, IdentifyOutcome
 from kith.wire.fields import GalleryName
-from service.api.http.access import READ, BackendDep, CallerDep, router
-from service.api.http.parameters import SEALED_CURSOR, open_cursor_numbers
-from service.core.errors import (
-    InvalidRequestError,
-    KithError,
-)
+from service.api.http.access import READ, BackendDep, CallerDep, EndingResponse, router
+from service.api.http.parameters import open_cursor_numbers
+from service.core.errors import InvalidRequestError, KithError
 from service.domain.events import EventFilter, Position
 from service.security.api_keys import Caller
 from service.security.sealing import ENCODER, Seal
@@ -79,21 +74,8 @@ async def follow_events(
     except BaseException:
         leave()
         raise
-    return _EventResponse(_encode(backend, caller, chosen, position, seal), leave)
-
-
-class _EventResponse(StreamingResponse):
-    """Response that ends its stream, even if nothing could be sent."""
-
-    def __init__(self, chunks: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
-        super().__init__(chunks, media_type=MEDIA_TYPE, headers=HEADERS)
-        self._leave = leave
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._leave()
+    chunks = _encode(backend, caller, chosen, position, seal)
+    return EndingResponse(chunks, leave, media_type=MEDIA_TYPE, headers=HEADERS)
 
 
 async def _encode(
@@ -119,8 +101,6 @@ def _encoded(event: StoredEvent, seal: Seal) -> bytes:
 def _open_position(seal: Seal, text: str | None) -> Position | None:
     if text is None or text == "":  # browsers send no header before the first id
         return None
-    if re.match(SEALED_CURSOR, text) is None:
-        raise InvalidRequestError("Last-Event-ID: it is not the id of an event of this service")
     try:
         numbers = open_cursor_numbers(seal, text, len(Position._fields))
     except InvalidRequestError as error:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from fastapi import Response
 
 from kith.wire.faces import DetectIn, EmbedIn, FacesOut
-from kith.wire.photos import Photos
 from kith.wire.verification import VerifyIn, VerifyOut
 from service.api.http.access import IDENTIFY, BackendDep, CallerDep, json_response, router
 from service.api.http.bodies import PhotosBody
 from service.api.http.openapi import PHOTO, example
-from service.core.errors import InvalidRequestError
 from service.inference.photo_pipeline import each_photo
 from service.usecases import verify as verification
 from service.usecases.documents import photo_document
@@ -22,7 +20,7 @@ routes = router("", "faces")
 async def detect(body: PhotosBody[DetectIn], backend: BackendDep) -> Response:
     """Detect the faces in one or more photos: boxes, five landmarks, scores and quality."""
     detail = body.detail or backend.settings.detail
-    photos = await each_photo([backend.photos.detect(photo, detail) for photo in _photos(body)])
+    photos = await each_photo([backend.photos.detect(photo, detail) for photo in body.photos])
     return json_response(
         {
             "model": backend.recognizers.default.pack.model_id,
@@ -35,7 +33,7 @@ async def detect(body: PhotosBody[DetectIn], backend: BackendDep) -> Response:
 async def embed(body: PhotosBody[EmbedIn], backend: BackendDep) -> Response:
     """Detect the faces in one or more photos and compute the embedding of each, a unit vector."""
     by, detail = backend.recognizers.by_name(body.model), body.detail or backend.settings.detail
-    photos = await each_photo([backend.photos.embed(photo, by, detail=detail) for photo in _photos(body)])
+    photos = await each_photo([backend.photos.embed(photo, by, detail=detail) for photo in body.photos])
     images = [photo_document(photo) for photo in photos]
     return json_response({"model": by.pack.model_id, "recognizer": by.fingerprint, "images": images})
 
@@ -59,10 +57,3 @@ async def verify(body: PhotosBody[VerifyIn], backend: BackendDep, caller: Caller
     and left out below the review threshold.
     """
     return json_response(await verification.verify(backend, body, caller))
-
-
-def _photos(body: Photos) -> list[bytes | str]:
-    """Return the photos and URLs of a request. Raises InvalidRequestError: there is none."""
-    if not body.photos:
-        raise InvalidRequestError("send at least one photo in images or urls")
-    return body.photos

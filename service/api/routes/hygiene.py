@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kith.wire.hygiene import FindingOut, HygieneOut, NamedOut, TemplateRefOut
 from service.api.http.access import ADMIN, BackendDep, GalleryDep, router
-from service.api.http.parameters import Cursor, PageLimit, open_cursor_numbers
+from service.api.http.parameters import PageDep, open_cursor_numbers
 from service.domain.findings import KINDS, HygieneFinding, HygieneReport
 from service.domain.gallery import Gallery, Subject, Template
 from service.risk.hygiene import SIMILARITY_DIGITS, sort_key
@@ -22,17 +22,15 @@ routes = router("/v1/galleries", "galleries")
 @routes.get(
     "/{gallery}/hygiene", dependencies=[ADMIN]
 )  # similarities between templates, which a caller may have made up
-async def check_hygiene(
-    gallery: GalleryDep, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
-) -> HygieneOut:
+async def check_hygiene(gallery: GalleryDep, backend: BackendDep, page: PageDep) -> HygieneOut:
     """Find duplicate subjects, mislabeled templates and lookalikes, with the odds of each. Changes nothing.
 
     The first request after a change of the gallery takes seconds for 10,000 templates. Concurrent requests share it,
     and other requests are served meanwhile.
     """
-    after = open_cursor_numbers(gallery.seal, cursor, 4)
+    after = open_cursor_numbers(gallery.seal, page.cursor, 4)
     report = await inspect_gallery(backend, gallery)
-    return await backend.threads.run(_page, backend.store, gallery, report, after, limit)
+    return await backend.threads.run(_page, backend.store, gallery, report, after, page.limit)
 
 
 def _page(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import Query
@@ -10,9 +11,9 @@ from kith.wire.common import JobState
 from kith.wire.fields import GalleryName, ObjectId, Problem
 from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
 from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, Need, router
-from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
+from service.api.http.parameters import PageDep
 from service.security.api_keys import Caller, mark_hidden
-from service.storage.repositories.jobs import Job, JobItem, missing
+from service.storage.repositories.jobs import Job, missing
 from service.usecases import albums, bulk_enrollment
 from service.usecases.backend import Backend
 
@@ -23,20 +24,17 @@ routes = router("/v1/jobs", "jobs")
 async def list_jobs(
     backend: BackendDep,
     caller: CallerDep,
+    page: PageDep,
     gallery: Annotated[GalleryName | None, Query(description="Only jobs of this gallery.")] = None,
     state: Annotated[list[JobState], Query(max_length=8, description="Only jobs in one of these states.")] = [],  # noqa: B006
-    cursor: Cursor = None,
-    limit: PageLimit = 100,
 ) -> JobsOut:
     """List the jobs of all galleries that the key is for, newest first. Finished jobs are kept for two weeks."""
     if gallery is not None:
         caller.check_gallery(gallery)
     chosen = None if gallery is None else await backend.find_gallery(gallery)
     seal = (await backend.threads.run(backend.store.keys.ring)).seal
-    before, among = open_cursor(seal, cursor), caller.rights.galleries
-    found = await backend.threads.run(backend.store.jobs.list_jobs, chosen, state, before, limit + 1, among)
-    page, more = paginate(found, limit, seal, lambda job: job.pk)
-    return JobsOut(data=[to_job_out(job) for job in page], next=more)
+    listed = partial(backend.store.jobs.list_jobs, chosen, state, among=caller.rights.galleries)
+    return await page.read(JobsOut, backend.threads, seal, listed, to_job_out)
 
 
 @routes.get("/{job}", dependencies=[READ])
@@ -50,17 +48,14 @@ async def list_job_items(
     job: ObjectId,
     backend: BackendDep,
     caller: CallerDep,
+    page: PageDep,
     failed: Annotated[bool, Query(description="Only items that failed.")] = False,
-    cursor: Cursor = None,
-    limit: PageLimit = 100,
 ) -> JobItemsOut:
     """List the processed items in order of completion, each with its problem if it was rejected."""
     found = await _find_job(backend, caller, job)
-    items = await backend.threads.run(
-        backend.store.jobs.items, found, open_cursor(found.seal, cursor), limit + 1, failed
-    )
-    page, more = paginate(items, limit, found.seal, lambda item: item.pk)
-    return JobItemsOut(data=[_item(item) for item in page], next=more)
+    listed = partial(backend.store.jobs.items, found, failed_only=failed)
+    to_item = partial(JobItemOut.model_validate, from_attributes=True)
+    return await page.read(JobItemsOut, backend.threads, found.seal, listed, to_item)
 
 
 @routes.post("/{job}/cancel", dependencies=[ENROLL])
@@ -104,16 +99,4 @@ def to_job_out(job: Job) -> JobOut:
         problem=None if job.problem is None else Problem(**job.problem),
         created_at=job.created_at,
         updated_at=job.updated_at,
-    )
-
-
-def _item(item: JobItem) -> JobItemOut:
-    problem = None if item.problem is None else Problem(**item.problem)
-    return JobItemOut(
-        item=item.item,
-        outcome=item.outcome,
-        subject=item.subject,
-        face_count=item.face_count,
-        problem=problem,
-        at=item.at,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
+from operator import itemgetter
 from typing import Annotated
 
 from fastapi import Query
@@ -11,7 +13,7 @@ from kith.wire.keys import CreatedKeyOut, KeyId, KeyIn, KeyOut, KeysOut, RotateI
 from service.api.http.access import ADMIN_ALL, BackendDep, CallerDep, router
 from service.api.http.bodies import JsonBody
 from service.api.http.openapi import example
-from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
+from service.api.http.parameters import PageDep
 from service.core.errors import InvalidRequestError
 from service.security.api_keys import ANONYMOUS, ApiKey, rights_of, to_key_out
 
@@ -42,15 +44,13 @@ async def create_key(body: JsonBody[KeyIn], backend: BackendDep, caller: CallerD
 @routes.get("", dependencies=[ADMIN_ALL])
 async def list_keys(
     backend: BackendDep,
+    page: PageDep,
     ended: Annotated[bool, Query(description="Include revoked and expired keys.")] = False,
-    cursor: Cursor = None,
-    limit: PageLimit = 100,
 ) -> KeysOut:
     """List the keys, oldest first."""
     seal = (await backend.threads.run(backend.store.keys.ring)).seal
-    found = await backend.threads.run(backend.store.keys.list_keys, ended, open_cursor(seal, cursor), limit + 1)
-    page, more = paginate(found, limit, seal, lambda row: row[0])
-    return KeysOut(data=[to_key_out(key) for _, key in page], next=more)
+    listed = partial(backend.store.keys.list_keys, ended)
+    return await page.read(KeysOut, backend.threads, seal, listed, lambda row: to_key_out(row[1]), itemgetter(0))
 
 
 @routes.get("/{key}", dependencies=[ADMIN_ALL])

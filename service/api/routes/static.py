@@ -109,13 +109,9 @@ async def schema_3_0(request: Request) -> Response:
 
 
 @routes.api_route("/docs/swagger-ui.css", methods=READ)
-async def styles(request: Request) -> Response:
-    return await REFERENCE.get_response("swagger-ui.css", request.scope)
-
-
 @routes.api_route("/docs/swagger-ui-bundle.js", methods=READ)
-async def script(request: Request) -> Response:
-    return await REFERENCE.get_response("swagger-ui-bundle.js", request.scope)
+async def reference_file(request: Request) -> Response:
+    return await REFERENCE.get_response(request.url.path.rpartition("/")[2], request.scope)
 
 
 def to_openapi_3_0(part: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from kith.wire.erasures import DeletedOut
@@ -12,7 +13,7 @@ from kith.wire.subjects import MergedOut
 from service.api.http.access import ADMIN, ENROLL, READ, BackendDep, GalleryDep, router
 from service.api.http.bodies import JsonBody
 from service.api.http.openapi import example
-from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
+from service.api.http.parameters import GalleryPath, PageDep
 from service.api.routes.erasures import to_deleted_out
 from service.storage.privacy.subject_access import everything_about_stranger
 
@@ -20,14 +21,10 @@ routes = router("/v1/galleries/{gallery}/strangers", "strangers")
 
 
 @routes.get("", dependencies=[READ])
-async def list_strangers(
-    gallery: GalleryDep, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
-) -> StrangersOut:
+async def list_strangers(gallery: GalleryDep, backend: BackendDep, page: PageDep) -> StrangersOut:
     """List the remembered strangers, the latest first."""
-    before = open_cursor(gallery.seal, cursor)
-    listed = await backend.threads.run(backend.store.strangers.list_page, gallery, before, limit + 1)
-    page, more = paginate(listed, limit, gallery.seal, lambda row: row.pk)
-    return StrangersOut(data=[*page], next=more)
+    listed = partial(backend.store.strangers.list_page, gallery)
+    return await page.read(StrangersOut, backend.threads, gallery.seal, listed)
 
 
 @routes.delete("", dependencies=[ADMIN])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Header, Query, Response
@@ -31,13 +32,11 @@ from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, Gallery
 from service.api.http.bodies import JsonBody, PhotosBody
 from service.api.http.openapi import BINARY, PHOTO, example
 from service.api.http.parameters import (
-    Cursor,
     GalleryPath,
     IdempotencyKey,
-    PageLimit,
+    PageDep,
+    PageQuery,
     SubjectPath,
-    open_cursor,
-    paginate,
 )
 from service.api.routes.erasures import to_deleted_out
 from service.core.errors import InvalidRequestError
@@ -76,8 +75,7 @@ OnlyNew = Annotated[
 async def list_subjects(
     gallery: GalleryDep,
     backend: BackendDep,
-    cursor: Cursor = None,
-    limit: PageLimit = 100,
+    page: PageDep,
     tag: Annotated[
         list[Tag], Query(max_length=MAX_FILTER_TAGS, description="Only subjects with all of these tags.")
     ] = [],  # noqa: B006
@@ -87,12 +85,13 @@ async def list_subjects(
     """List the subjects, oldest first."""
     store, seal = backend.store.subjects, gallery.seal
     chosen = SubjectFilter(tuple(tag), _metadata(metadata))
-    after = open_cursor(seal, cursor)
     if q is None:
-        found = await backend.threads.run(store.list_page, gallery, after, limit + 1, chosen)
-        page, more = paginate(found, limit, seal, lambda row: row.pk)
-        return SubjectsOut(data=[*page], next=more)
-    matching, rest = await backend.threads.run(store.find_page, gallery, after, limit, chosen, _words(q))
+        return await page.read(
+            SubjectsOut, backend.threads, seal, lambda after, limit: store.list_page(gallery, after, limit, chosen)
+        )
+    matching, rest = await backend.threads.run(
+        store.find_page, gallery, page.after(seal), page.limit, chosen, _words(q)
+    )
     return SubjectsOut(data=[*matching], next=None if rest is None else seal_cursor(seal, rest))
 
 
@@ -163,15 +162,10 @@ async def merge_subject(
 
 
 @routes.get("/{subject}/templates", dependencies=[READ])
-async def list_templates(
-    gallery: GalleryDep, subject: SubjectPath, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
-) -> TemplatesOut:
+async def list_templates(gallery: GalleryDep, subject: SubjectPath, backend: BackendDep, page: PageDep) -> TemplatesOut:
     """List the templates of a subject, oldest first."""
-    listed = await backend.threads.run(
-        backend.store.templates.list_page, gallery, subject, open_cursor(gallery.seal, cursor), limit + 1
-    )
-    page, more = paginate(listed, limit, gallery.seal, lambda row: row.pk)
-    return TemplatesOut(data=[*page], next=more)
+    listed = partial(backend.store.templates.list_page, gallery, subject)
+    return await page.read(TemplatesOut, backend.threads, gallery.seal, listed)
 
 
 @routes.get("/{subject}/templates/{template}", dependencies=[READ])
@@ -194,7 +188,7 @@ async def move_template(
     await backend.run_on_gallery(gallery, backend.store.templates.move, subject, template, body.subject)
     current = await backend.find_gallery(gallery.name)
     backend.risks.derive_later(current)
-    return await list_templates(current, body.subject, backend)
+    return await list_templates(current, body.subject, backend, PageQuery())
 
 
 @routes.delete("/{subject}/templates/{template}", dependencies=[ENROLL])

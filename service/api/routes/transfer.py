@@ -10,11 +10,10 @@ from typing import Annotated, Any, Final
 from fastapi import Query, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from kith.wire.galleries import GallerySettingsIn
 from kith.wire.transfer import FileFingerprint, GalleryFileHeader, ImportOut
-from service.api.http.access import ADMIN, BackendDep, router
+from service.api.http.access import ADMIN, BackendDep, EndingResponse, router
 from service.api.http.bodies import media_type, set_body_limit, unsupported
 from service.api.http.openapi import BINARY
 from service.api.http.parameters import GalleryPath
@@ -217,38 +216,20 @@ async def export_gallery(
     """Export a snapshot of the gallery: subjects, metadata, templates and embeddings."""
     await backend.transfers.begin_export()
     pieces = Export(export(backend.transfers.bulk, gallery, _settings_document, embeddings, crops))
+    end = partial(backend.transfers.end_export, pieces.close)
     try:
         first = await backend.transfers.exporting.run(pieces.next)  # errors are raised before the response begins
         await backend.audit.write(_export_entry(await backend.find_gallery(gallery), embeddings, crops))
     except BaseException:
-        backend.transfers.end_export(pieces.close)
+        end()
         raise
-    return _ExportResponse(
-        backend,
-        first,
-        pieces,
-        media_type=NDJSON,
-        headers={"Content-Disposition": f'attachment; filename="{gallery}.ndjson"'},
-    )
+    headers = {"Content-Disposition": f'attachment; filename="{gallery}.ndjson"'}
+    return EndingResponse(_stream(backend, first, pieces), end, media_type=NDJSON, headers=headers)
 
 
 def _export_entry(gallery: Gallery, embeddings: bool, crops: bool) -> Entry:
     details = {"embeddings": embeddings, "crops": crops, "subjects": gallery.subjects}
     return Entry("gallery_exported", (gallery.pk, gallery.name), details=details)
-
-
-class _ExportResponse(StreamingResponse):
-    """Response that ends the export, even if nothing could be sent."""
-
-    def __init__(self, backend: Backend, first: bytes | None, pieces: Export, **options: Any) -> None:
-        super().__init__(_stream(backend, first, pieces), **options)
-        self._end = partial(backend.transfers.end_export, pieces.close)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._end()
 
 
 async def _stream(backend: Backend, first: bytes | None, pieces: Export) -> AsyncIterator[bytes]:

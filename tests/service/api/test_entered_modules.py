@@ -55,7 +55,6 @@ ENTERED = {
     "service.risk.threshold",
     "service.security.api_keys",
     "service.security.sealing",
-    "service.settings",
     "service.storage.audit.log",
     "service.storage.audit.writer",
     "service.storage.db.engine",

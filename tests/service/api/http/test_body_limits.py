@@ -13,6 +13,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from service.api.http.access import needs_of
+from service.api.http.bodies import max_body_bytes
 from service.api.http.gate import DEFAULT_BODY_BYTES, Gate
 from service.app import create_app
 from service.core.errors import OverloadedError
@@ -45,8 +46,8 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Set
 def test_body_limits_follow_the_route_whatever_the_names_in_the_path(limited: tuple[str, Settings]) -> None:
     url, settings = limited
     expected = dict.fromkeys(STREAMED, 4_000_000)
-    expected |= dict.fromkeys(PHOTOS, settings.max_request_bytes(settings.max_images))
-    expected["POST /v1/verify"] = settings.max_request_bytes(2)
+    expected |= dict.fromkeys(PHOTOS, max_body_bytes(settings, settings.max_images))
+    expected["POST /v1/verify"] = max_body_bytes(settings, 2)
     asked = 0
     for route in needs_of(create_app(settings).routes):
         method, _, path = route.partition(" ")
