@@ -28,7 +28,7 @@ from service.cli.options import (
     WebhookId,
     Yes,
 )
-from service.cli.terminal import Columns, require_confirmation
+from service.cli.terminal import Columns, list_table, require_confirmation
 
 TYPES: Final[dict[str, Any]] = {
     "gallery": GalleryOption,
@@ -68,7 +68,7 @@ def add_call(
         shows: format string of the answer's text, with the answer as 0 and arguments by name; a function that prints
             the answer; the columns of a list; or None: the answer is JSON, and may be written to a file.
         confirm: question before the call.
-        nothing: text for an empty list.
+        nothing: text for an empty list, unless options chose from it.
         part: attribute of the answer to show instead; of a list, the key of its items in JSON, beside the subject.
         success: attribute of the answer that says whether the exit status is 0.
     """
@@ -93,7 +93,8 @@ def add_call(
             server.write(answer, file)
         elif isinstance(shows, tuple):
             document = {"subject": given["subject"], part: answer} if part else answer
-            server.answer_list(answer, shows, nothing.format(**given), document)
+            none = "Nothing matches." if any(map(given.get, types)) else nothing.format(**given)
+            server.answer(document, list_table(answer, shows) if answer or not none else none)
         else:
             answer = getattr(answer, part) if part else answer
             ok = not success or getattr(answer, success)

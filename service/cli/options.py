@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast, get_args, get_type_hints
@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from kith.wire.common import Detail, EventType, IdentifyOutcome, Preset
-from service.cli.terminal import EXIT_NO, Columns, list_table, print_json, print_line, print_table
+from service.cli.terminal import EXIT_NO, print_json, print_line, print_table
 from service.core.atomic_files import atomic_write
 
 if TYPE_CHECKING:
@@ -106,11 +106,6 @@ class OutputOptions:
             target.write(json.dumps(document, indent=2).encode())
         size = file.stat().st_size
         self.answer({"file": str(file), "bytes": size}, f"Wrote {file}, {size:,} bytes")
-
-    def answer_list(self, items: Sequence[object], columns: Columns, nothing: str = "", document: Any = None) -> None:
-        """Print items, or their ``document``, as JSON, or a table. ``nothing`` is printed instead of an empty one."""
-        text = nothing if nothing and not items else list_table(items, columns)
-        self.answer(items if document is None else document, text)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 from rich.table import Column, Table
 from rich.text import Text
 
+from service.cli.words import CONTROL_PATTERN, replace_controls
 from service.core.errors import InvalidRequestError
-from service.core.text import CONTROL_PATTERN, replace_controls
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -37,7 +37,11 @@ EXIT_BROKEN_PIPE: Final = 141
 Columns = tuple[str | Callable[[Any], object], ...]
 """Columns of a list: "attribute", "Header=attribute", or a function of an item that is named after the header."""
 FIELD_PREFIX: Final = re.compile(r"(^|; )(?:body|path|query)\.")
-UNREADABLE_REMEDY: Final = "Check that the file exists and is readable, then run the command again."
+UNREADABLE: Final = {
+    "code": "unreadable",
+    "remedy": "Check that the file exists and is readable, then run the command again.",
+}
+"""Problem of a photo that cannot be read, without its detail."""
 
 
 class SafeConsole(Console):
@@ -93,6 +97,13 @@ def print_first(title: str, lines: Sequence[str], all_of_them: str) -> None:
         print_line(f"{title}: {line}")
     if len(lines) > MAX_LISTED:
         print_line(f"{title}: {len(lines) - MAX_LISTED:,} more{all_of_them}")
+
+
+def print_refused(refused: Sequence[Mapping[str, Any]], all_of_them: str = ".") -> None:
+    """Print the first refused photos, with code and detail, and the remedy of each code."""
+    print_first("Refused", [f"{each['photo']}: {each['code']}: {each['detail']}" for each in refused], all_of_them)
+    for line in remedy_lines(refused):
+        print_line(line)
 
 
 def print_table(table: Table) -> None:

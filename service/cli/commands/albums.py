@@ -16,11 +16,12 @@ from service.cli.connection import connect
 from service.cli.options import CheckOptions, CommandGroup, DetailOption, GalleryOption, ServerOptions, check_shares
 from service.cli.terminal import (
     EXIT_INTERRUPTED,
+    UNREADABLE,
     count_of,
     make_table,
-    print_first,
     print_line,
     print_note,
+    print_refused,
     print_table,
     progress_bar,
     remedy_lines,
@@ -76,22 +77,25 @@ def create(
                 raise typer.Exit(EXIT_INTERRUPTED) from None
         if job.problem is not None:
             raise KithClientError(job.problem.status, job.problem.model_dump(exclude_none=True))
-        refused = {printable_path(path): reason for path, reason in listed.unreadable.items()} | archive.unreadable
-        problems = [(item.item, item.problem) for item in kith.job_items(job.id, failed=True) if item.problem]
-        refused |= {name: f"{problem.code}: {problem.detail}" for name, problem in problems if name not in refused}
+        unreadable = {printable_path(path): reason for path, reason in listed.unreadable.items()} | archive.unreadable
+        refused = [{"photo": name, "detail": reason, **UNREADABLE} for name, reason in unreadable.items()]
+        refused += [
+            {"photo": item.item, **item.problem.model_dump()}
+            for item in kith.job_items(job.id, failed=True)
+            if item.problem is not None and item.item not in unreadable
+        ]
         album, groups = kith.album(gallery, job.id), list(kith.album_groups(gallery, job.id, single=False))
 
     def print_text() -> None:
-        print_first("Refused", [f"{name}: {reason}" for name, reason in refused.items()], ".")
-        for line in remedy_lines(problem.model_dump() for _, problem in problems):
-            print_line(line)
+        print_refused(refused)
         _print_album(album, groups[:LISTED_GROUPS])
         if created:
             print_line(created)
         print_line(f"Next: see the faces in the console, or 'kith album show {album.id} -g {gallery}'; then")
         print_line(f"  kith album enroll {album.id} g1=ada -g {gallery}")
 
-    server.answer(album.model_dump(mode="json") | {"refused": refused}, print_text, ok=not refused)
+    problems = {each["photo"]: f"{each['code']}: {each['detail']}" for each in refused}
+    server.answer(album.model_dump(mode="json") | {"refused": problems | unreadable}, print_text, ok=not refused)
 
 
 add_call(

@@ -20,13 +20,13 @@ from service.cli.connection import connect
 from service.cli.options import EnrollmentOptions, ServerOptions, check_file
 from service.cli.terminal import (
     EXIT_INTERRUPTED,
-    UNREADABLE_REMEDY,
+    UNREADABLE,
     count_of,
     print_first,
     print_line,
     print_note,
+    print_refused,
     progress_bar,
-    remedy_lines,
 )
 from service.core.atomic_files import atomic_write
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 CANCEL_TIMEOUT_S: Final = 30.0
 REPORT_COLUMNS: Final = ("photo", "status", "code", "detail")
-UNREADABLE: Final = {"code": "unreadable", "remedy": UNREADABLE_REMEDY}
 
 
 @dataclass
@@ -45,8 +44,8 @@ class EnrollmentReport:
 
     Attributes:
         ignored: number of files that are not photos, hidden ones included.
-        photos: one row of REPORT_COLUMNS per file that is not hidden; ``status`` is "done", "refused" or "ignored".
-        problems: first problem document of each error code.
+        photos: one row of REPORT_COLUMNS and ``remedy`` per file that is not hidden; ``status`` is "done", "refused" or
+            "ignored".
         people: ids of everyone with a photo in the source; True if one of the photos is enrolled.
         without_photo: ids of those who have no template in the gallery.
     """
@@ -57,19 +56,15 @@ class EnrollmentReport:
     interrupted: bool = False
     jobs: list[str] = field(default_factory=list)
     photos: list[dict[str, str]] = field(default_factory=list)
-    problems: dict[str, dict[str, Any]] = field(default_factory=dict)
     people: dict[str, bool] = field(default_factory=dict)
     without_photo: list[str] = field(default_factory=list)
 
     def rows(self, status: str) -> list[dict[str, str]]:
         return [row for row in self.photos if row["status"] == status]
 
-    def add(self, photo: str, status: str, detail: str = "", problem: dict[str, Any] | None = None) -> None:
-        """Add a row. ``problem``: problem document of a refusal."""
-        code = "" if problem is None else str(problem["code"])
-        self.photos.append({"photo": photo, "status": status, "code": code, "detail": detail})
-        if problem is not None:
-            self.problems.setdefault(code, problem)
+    def add(self, photo: str, status: str, detail: str = "", code: str = "", remedy: str = "") -> None:
+        """Add a row."""
+        self.photos.append({"photo": photo, "status": status, "code": code, "detail": detail, "remedy": remedy})
 
 
 def enroll(
@@ -115,11 +110,7 @@ def enroll(
     finally:
         if report is not None:
             _write_report(report, result.photos)
-    refused = [
-        {key: row[key] for key in ("photo", "code", "detail")}
-        | {"remedy": result.problems[row["code"]].get("remedy", "")}
-        for row in result.rows("refused")
-    ]
+    refused = [{key: text for key, text in row.items() if key != "status"} for row in result.rows("refused")]
     document = {
         "enrolled_count": result.enrolled,
         "already_enrolled_count": result.already_enrolled,
@@ -177,7 +168,7 @@ class _BulkEnrollment:
         for path, reason in listed.ignored.items():
             self._report.add(printable_path(path), "ignored", reason)
         for path, reason in listed.unreadable.items():
-            self._report.add(printable_path(path), "refused", reason, UNREADABLE)
+            self._report.add(printable_path(path), "refused", reason, **UNREADABLE)
         photos = photos_of(source, listed)
         self._progress.update(self._task, total=len(photos))
         self._folder, self._options["strip"] = f"{printable_path(source)}/", 0
@@ -233,9 +224,9 @@ class _BulkEnrollment:
                 enrolled = item.outcome in (ENROLLED, ALREADY_ENROLLED)
                 report.people[item.subject] = report.people.get(item.subject, False) or enrolled
             if item.item in unreadable:
-                report.add(name, "refused", unreadable[item.item], UNREADABLE)
+                report.add(name, "refused", unreadable[item.item], **UNREADABLE)
             elif item.problem is not None:
-                report.add(name, "refused", item.problem.detail, item.problem.model_dump())
+                report.add(name, "refused", item.problem.detail, item.problem.code, item.problem.remedy)
             elif item.outcome == IGNORED:
                 report.add(name, "ignored", "not a photo, or not in the manifest")
             else:
@@ -296,13 +287,13 @@ def _without_photo(kith: Kith, gallery: str, people: Mapping[str, bool]) -> list
 
 def _write_report(path: Path, photos: list[dict[str, str]]) -> None:
     """Write the report, readable by its owner only: files and folders are named after people."""
-    text = io.StringIO(newline="")
+    text, rows = io.StringIO(newline=""), [{name: photo[name] for name in REPORT_COLUMNS} for photo in photos]
     if path.suffix.lower() == ".csv":
         table = csv.DictWriter(text, REPORT_COLUMNS)
         table.writeheader()
-        table.writerows(photos)
+        table.writerows(rows)
     else:
-        text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in photos)
+        text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     with atomic_write(path) as file:
         file.write(text.getvalue().encode())
 
@@ -315,10 +306,7 @@ def print_report(report: EnrollmentReport, created: str = "") -> None:
     refused = report.rows("refused")
     rest = ". List all with --report FILE."
     print_first("Ignored", [row["photo"] for row in report.rows("ignored")], rest)
-    print_first("Refused", [f"{row['photo']}: {row['code']}: {row['detail']}" for row in refused], rest)
-    codes = {row["code"] for row in refused}
-    for line in remedy_lines(problem for code, problem in report.problems.items() if code in codes):
-        print_line(line)
+    print_refused(refused, rest)
     already = f", {report.already_enrolled} already enrolled" if report.already_enrolled else ""
     ignored = f"; {count_of(report.ignored, 'file')} ignored (hidden, or not a photo)" if report.ignored else ""
     print_line(f"{count_of(report.enrolled, 'photo')} enrolled{already}, {len(refused)} refused{ignored}")

@@ -18,7 +18,7 @@ from service.cli.connection import connect
 from service.cli.options import DetailOption, GalleryOption, PhotosOrFolders, RiskOptions, ServerOptions, check_file
 from service.cli.terminal import (
     EXIT_NO,
-    UNREADABLE_REMEDY,
+    UNREADABLE,
     count_of,
     make_table,
     print_json,
@@ -27,7 +27,7 @@ from service.cli.terminal import (
     progress_bar,
     remedy_lines,
 )
-from service.core.text import describe_outcome, describe_reasons, format_odds
+from service.cli.words import describe_outcome, describe_reasons, describe_result, format_odds
 
 if TYPE_CHECKING:
     from kith.wire.faces import FaceCountOut
@@ -228,8 +228,7 @@ def _describe_verdict(answer: VerifyOut, names: dict[str, str]) -> str:
 def _decision_cells(result: IdentityOut) -> tuple[object, ...]:
     chance = result.false_alarm_probability
     odds = None if chance is None else format_odds(chance, result.probability_is_bound)
-    likely = next((each.name or each.subject for each in result.candidates), None)
-    decision = describe_outcome(result.outcome, result.name or result.subject or likely)
+    decision = describe_result(result)
     if result.stranger is not None:
         decision = f"{decision} {result.stranger.id}, visit {result.stranger.seen_count}"
     return decision, result.similarity, result.threshold, odds
@@ -271,7 +270,7 @@ class _PhotoReport:
 
         count = len(self.photos) + len(self._unreadable)
         for path, reason in self._unreadable.items():
-            self._refuse(path, _unreadable(reason))
+            self._refuse(path, UNREADABLE | {"detail": reason})
         with progress_bar(MofNCompleteColumn(), transient=True) as progress:
             task = progress.add_task("photos", total=len(self.photos), visible=len(self.photos) > 1)
             for photo in self.photos:
@@ -280,7 +279,7 @@ class _PhotoReport:
                 except OSError as error:
                     if count == 1:
                         raise
-                    self._refuse(photo, _unreadable(error.strerror or str(error)))
+                    self._refuse(photo, UNREADABLE | {"detail": error.strerror or str(error)})
                 except KithClientError as error:
                     if not error.code.startswith("image_"):
                         raise
@@ -315,10 +314,6 @@ class _PhotoReport:
     def _refuse(self, photo: Path, problem: dict[str, Any]) -> None:
         self.documents[printable_path(photo)] = {**self._empty, "error": problem}
         self.rows.append((photo, None, problem["code"]))
-
-
-def _unreadable(reason: str) -> dict[str, Any]:
-    return {"code": "unreadable", "detail": reason, "remedy": UNREADABLE_REMEDY}
 
 
 def _drawing_targets(photos: list[Path], draw: Path | None) -> dict[Path, Path]:

@@ -20,8 +20,8 @@ from service.cli.commands.risk import TARGETS, format_risk, misses_text, print_r
 from service.cli.connection import connect
 from service.cli.options import CommandGroup, GalleryArgument, RiskOptions, ServerOptions, Yes
 from service.cli.terminal import make_table, print_line, print_table, progress_bar, remedy_lines, require_confirmation
+from service.cli.words import format_ratio
 from service.core.atomic_files import atomic_write
-from service.core.text import format_ratio
 
 if TYPE_CHECKING:
     from kith import Kith

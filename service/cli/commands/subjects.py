@@ -31,35 +31,28 @@ template_app = CommandGroup(help="Manage a subject's templates: list, move, dele
 decoy_app = CommandGroup(help="Correct mistakes: photos of people who are not a subject.", no_args_is_help=True)
 
 
-@app.command("list")
-def list_subjects(
-    gallery: GalleryOption,
-    server: ServerOptions,
-    tag: Annotated[list[str] | None, typer.Option(help="Only subjects with this tag; repeatable: all tags.")] = None,
-    where: Annotated[
+add_call(
+    app,
+    "list",
+    "subjects",
+    ("Subject=id", "name", "tags", "template_count", "created_at"),
+    nothing="No subjects. Enroll some with 'kith subject enroll ID PHOTO -g {gallery}' or "
+    "'kith enroll FOLDER -g {gallery}'.",
+    tags=Annotated[list[str] | None, typer.Option("--tag", help="Only subjects with this tag; repeatable: all tags.")],
+    metadata=Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Only subjects with this metadata, as in 'update --set'; repeatable."),
-    ] = None,
-    find: Annotated[
+        typer.Option(
+            "--where",
+            metavar="KEY=VALUE",
+            callback=lambda given: [_parse_metadata(each, "--where") for each in given or ()],
+            help="Only subjects with this metadata, as in 'update --set'; repeatable.",
+        ),
+    ],
+    q=Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Only subjects with these words, or parts, in the id or name."),
-    ] = None,
-) -> None:
-    """List the subjects of a gallery, oldest first."""
-    metadata = dict(_parse_metadata(each, "--where") for each in where or ())
-    with connect(server) as kith:
-        subjects = list(kith.subjects(gallery, tag or (), metadata, find))
-    nobody = (
-        "No subject matches."
-        if tag or where or find
-        else f"No subjects. Enroll some with 'kith subject enroll ID PHOTO -g {gallery}' or "
-        f"'kith enroll FOLDER -g {gallery}'."
-    )
-    server.answer_list(
-        subjects,
-        ("Subject=id", "name", "tags", "template_count", "created_at"),
-        nobody,
-    )
+        typer.Option("--find", metavar="TEXT", help="Only subjects with these words, or parts, in the id or name."),
+    ],
+)
 
 
 @app.command()

@@ -27,8 +27,8 @@ from kith import Kith
 from kith.wire.identification import IdentityOut
 from kith.wire.verification import VerifyOut
 from service.cli.tools.drawing import draw_decisions
+from service.cli.words import describe_outcome, format_odds
 from service.core.errors import SettingsError
-from service.core.text import describe_outcome, format_odds
 
 GALLERY: Final = "demo"
 FPIR: Final = 0.001

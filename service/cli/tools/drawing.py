@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from kith.wire.faces import FaceOut
 from kith.wire.identification import IdentityOut
-from service.core.text import describe_outcome, replace_controls
+from service.cli.words import describe_result, replace_controls
 from service.inference.images import ImageLimits, PhotoDecoder
 
 MIN_SIDE_PX: Final = 1280
@@ -59,10 +59,7 @@ def label_area(
 
 
 def _describe(result: IdentityOut) -> str:
-    if result.outcome == "unknown":
-        return ""
-    likely = next((each.name or each.subject for each in result.candidates), None)
-    return replace_controls(describe_outcome(result.outcome, result.name or result.subject or likely))
+    return "" if result.outcome == "unknown" else replace_controls(describe_result(result))
 
 
 def _draw(photo: bytes, marks: Sequence[Mark], target: Path) -> None:

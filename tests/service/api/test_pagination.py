@@ -166,7 +166,7 @@ def test_subjects_are_found_by_parts_of_name_and_id(server: str, kith: Kith, gal
     assert found("nobody") == []
     listed = _run("subject", "list", "-g", gallery, "--find", "grosse", "--json", server=server)
     assert [subject["id"] for subject in json.loads(listed)] == ["s2"]
-    assert "No subject matches." in _run("subject", "list", "-g", gallery, "--find", "nobody", server=server)
+    assert "Nothing matches." in _run("subject", "list", "-g", gallery, "--find", "nobody", server=server)
 
 
 def test_a_search_of_names_opens_a_bounded_number_of_subjects(

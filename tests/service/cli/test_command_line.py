@@ -29,8 +29,8 @@ from kith import Kith
 from service import server as server_module
 from service.cli.main import app
 from service.cli.terminal import remedy_lines
+from service.cli.words import format_odds
 from service.core.errors import all_errors
-from service.core.text import format_odds
 from service.server import embedded
 from service.settings import load_settings
 from tests.commands import run_kith

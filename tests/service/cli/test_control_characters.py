@@ -14,7 +14,7 @@ from PIL import Image
 
 from kith import Kith
 from service.cli.terminal import print_json, print_line, print_note
-from service.core.text import CONTROL_PATTERN
+from service.cli.words import CONTROL_PATTERN
 from service.resources import open_own_database
 from service.server import embedded
 from service.settings import load_settings

@@ -88,8 +88,7 @@ def test_a_photo_is_no_source_and_the_command_for_one_is_named(
 def test_ten_refusals_are_printed_and_the_summary_is_last(capsys: pytest.CaptureFixture[str]) -> None:
     report = EnrollmentReport(enrolled=3)
     for number in range(12):
-        problem = {"code": "no_face", "status": 422}
-        report.add(f"people/{'a' * 90}/{number}.jpg", "refused", "no face was found", problem)
+        report.add(f"people/{'a' * 90}/{number}.jpg", "refused", "no face was found", "no_face")
     print_report(report)
     lines = capsys.readouterr().out.splitlines()
     assert sum("no face was found" in line for line in lines) == 10

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kith.wire.identifiers import CONTROL_CHARACTERS
+
+if TYPE_CHECKING:
+    from kith.wire.identification import IdentityOut
 
 CONTROL_PATTERN: Final = re.compile(f"[{CONTROL_CHARACTERS}]")
 MIN_ODDS: Final = 1e-9
@@ -52,6 +55,12 @@ def describe_outcome(outcome: str, who: str | None) -> str:
     if who and outcome in ("identified", "uncertain"):
         return who if outcome == "identified" else f"perhaps {who}"
     return OUTCOME_WORDS.get(outcome, outcome.replace("_", " "))
+
+
+def describe_result(result: IdentityOut) -> str:
+    """Return the decision on a face in words, with the name of the person."""
+    likely = next((each.name or each.subject for each in result.candidates), None)
+    return describe_outcome(result.outcome, result.name or result.subject or likely)
 
 
 def describe_reasons(reasons: Iterable[str]) -> str:
