@@ -18,7 +18,7 @@ $(SERVING): pyproject.toml constraints.txt requirements/serve.txt docker/unused.
 	$(PIP) install --no-compile --constraint constraints.txt --no-deps scikit-image insightface
 	$(PIP) install --no-compile --constraint constraints.txt -e '.[cpu]'
 	@# Without OpenVINO's plugins for other devices and formats, and other large files, as in the image: 140 MB.
-	cd $(VENV)/lib/python3*/site-packages && rm -rf $$(grep -E '^(onnx|onnxruntime|openvino|swagger_ui_bundle)/' $(CURDIR)/docker/unused.txt)
+	cd $(VENV)/lib/python3*/site-packages && rm -rf $$(grep -E '^(fastapi_offline|onnx|onnxruntime|openvino)/' $(CURDIR)/docker/unused.txt)
 	touch $@
 
 setup: $(INSTALLED)

@@ -3,7 +3,7 @@
 import { address } from "./store.js";
 
 addEventListener("DOMContentLoaded", async () => {
-  const answer = await fetch(address("/docs/openapi.json"));
+  const answer = await fetch(address("/openapi.json"));
   const spec = { ...(await answer.json()), servers: [{ url: address("/").href.replace(/\/$/, "") }] };
   globalThis.SwaggerUIBundle({
     spec,

@@ -8,11 +8,11 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any, Final
 
+import fastapi_offline
 from fastapi import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
-from swagger_ui_bundle import swagger_ui_path
 
 from service.api.http.access import router
 
@@ -70,7 +70,7 @@ class _Files(StaticFiles):
 
 
 CONSOLE: Final = _Files(files("service") / "console", HEADERS)
-REFERENCE: Final = _Files(swagger_ui_path, REFERENCE_HEADERS)
+REFERENCE: Final = _Files(files(fastapi_offline) / "static", REFERENCE_HEADERS)
 
 
 @console_routes.api_route("/", methods=READ)
@@ -101,43 +101,7 @@ async def docs() -> Response:
     return HTMLResponse(PAGE, headers=REFERENCE_HEADERS)
 
 
-@routes.api_route("/docs/openapi.json", methods=READ)
-async def schema_3_0(request: Request) -> Response:
-    """Return the document as OpenAPI 3.0, the latest version that Swagger UI 4 reads."""
-    document = to_openapi_3_0(request.app.openapi())
-    return JSONResponse({**document, "openapi": "3.0.3", "servers": [{"url": ".."}]}, headers=REFERENCE_HEADERS)
-
-
 @routes.api_route("/docs/swagger-ui.css", methods=READ)
 @routes.api_route("/docs/swagger-ui-bundle.js", methods=READ)
 async def reference_file(request: Request) -> Response:
     return await REFERENCE.get_response(request.url.path.rpartition("/")[2], request.scope)
-
-
-def to_openapi_3_0(part: Any) -> Any:
-    """Convert part of an OpenAPI 3.1 document to 3.0.
-
-    A null type becomes `nullable`, a constant an enumeration, an exclusive bound a flag, and examples one example.
-    """
-    if isinstance(part, list):
-        return [to_openapi_3_0(each) for each in part]
-    if not isinstance(part, dict):
-        return part
-    converted = {name: to_openapi_3_0(value) for name, value in part.items()}
-    choices = converted.get("anyOf")
-    if isinstance(choices, list) and {"type": "null"} in choices:
-        converted["nullable"] = True
-        rest = [choice for choice in choices if choice != {"type": "null"}]
-        converted["anyOf"] = rest
-        if len(rest) == 1 and "$ref" not in rest[0]:
-            del converted["anyOf"]
-            converted = {**rest[0], **converted}
-    if "const" in converted and "type" in converted:
-        converted["enum"] = [converted.pop("const")]
-    if isinstance(examples := converted.get("examples"), list):
-        del converted["examples"]
-        converted |= {"example": examples[0]} if examples else {}
-    for bound, flag in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if isinstance(converted.get(flag), int | float) and not isinstance(converted[flag], bool):
-            converted |= {bound: converted[flag], flag: True}
-    return converted

@@ -61,9 +61,8 @@ def test_every_file_of_the_console_and_the_reference_loads(prefixed: str) -> Non
     }
 
 
-@pytest.mark.parametrize("document", ["/openapi.json", "/docs/openapi.json"])
-def test_the_documents_name_the_server_below_the_prefix(prefixed: str, document: str) -> None:
-    answer = httpx.get(prefixed + document, headers={"X-API-Key": KEY})
+def test_the_document_names_the_server_below_the_prefix(prefixed: str) -> None:
+    answer = httpx.get(f"{prefixed}/openapi.json", headers={"X-API-Key": KEY})
     (server,) = answer.json()["servers"]
     assert urljoin(str(answer.url), server["url"]).rstrip("/") == prefixed
 

@@ -65,7 +65,6 @@ FOR_BROWSERS = (
     "GET /console",
     "GET /console/{file:path}",
     "GET /docs",
-    "GET /docs/openapi.json",
     "GET /docs/swagger-ui.css",
     "GET /docs/swagger-ui-bundle.js",
     "GET /openapi.json",
