@@ -1,4 +1,5 @@
 """Description of every API call: the methods of both clients, with their names, parameters and docstrings."""
+# mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any, Final, TypeAlias, Unpack
 
 from httpx2 import ServerSentEvent
 
-from kith.methods import each, one, stream
+from kith.methods import call, each, one, pages, stream
 from kith.options import (
     ArchiveOptions,
     Checks,
@@ -39,27 +40,25 @@ from kith.requests import (
 from kith.wire.albums import (
     AlbumEnrolledOut,
     AlbumFaceOut,
-    AlbumFacesOut,
     AlbumGroupOut,
-    AlbumGroupsOut,
     AlbumOut,
     AlbumsOut,
 )
 from kith.wire.audit import AuditLineOut, AuditOut
 from kith.wire.common import Detail, EventType, FaceChoice, FacesChoice, IdentifyOutcome, JobState, Scope
 from kith.wire.crops import CropsOut
-from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut
+from kith.wire.erasures import DeletedOut, ReceiptOut
 from kith.wire.events import EventOut
 from kith.wire.faces import FacesOut
-from kith.wire.galleries import GalleriesOut, GalleryOut
+from kith.wire.galleries import GalleryOut
 from kith.wire.hygiene import FindingOut, HygieneOut
 from kith.wire.identification import IdentifyOut
 from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
-from kith.wire.keys import DAY_S, CreatedKeyOut, KeyOut, KeysOut
+from kith.wire.keys import DAY_S, CreatedKeyOut, KeyOut
 from kith.wire.migration import MigrationOut
 from kith.wire.risk import GalleryRiskOut
 from kith.wire.status import HealthOut, ModelsOut, StatusOut
-from kith.wire.strangers import StrangerMergedOut, StrangerOut, StrangersOut
+from kith.wire.strangers import StrangerMergedOut, StrangerOut
 from kith.wire.subjects import (
     DecoyOut,
     DecoysOut,
@@ -77,7 +76,6 @@ from kith.wire.webhooks import (
     DeletedWebhookOut,
     WebhookOut,
     WebhookReplayOut,
-    WebhooksOut,
     WebhookTestOut,
 )
 
@@ -160,15 +158,13 @@ class Calls:
             return call
         return replace(call, instead={"gallery_exists": json_call(GalleryOut, "GET", _path(name))})
 
-    @one
+    @call("GET", "/v1/galleries/{name}")
     def gallery(self, name: str) -> Call[GalleryOut]:
         """Return a gallery: its settings, counts and drift."""
-        return json_call(GalleryOut, "GET", _path(name))
 
-    @each
+    @pages("/v1/galleries")
     def galleries(self) -> Pages[GalleryOut]:
         """List all galleries by name."""
-        return list_call(GalleriesOut, "/v1/galleries")
 
     @one
     def update_gallery(
@@ -180,19 +176,15 @@ class Calls:
         would erase more than a tenth of the gallery."""
         return json_call(GalleryOut, "PATCH", _path(name), json=settings, params=drop_none(confirm=confirm))
 
-    @one
+    @call("DELETE", "/v1/galleries/{name}")
     def delete_gallery(self, name: str) -> Call[DeletedOut]:
         """Erase a gallery with all subjects. Return the receipt."""
-        return json_call(DeletedOut, "DELETE", _path(name))
 
-    @one
+    @call("GET", "/v1/galleries/{name}/hygiene")
     def hygiene(self, name: str, limit: int = 100, cursor: str | None = None) -> Call[HygieneOut]:
         """Return one page of likely enrollment errors: duplicates, mislabeled templates and lookalikes.
 
         ``cursor`` is ``next`` of the previous page."""
-        return json_call(
-            HygieneOut, "GET", f"{_path(name)}/hygiene", params={"limit": limit} | drop_none(cursor=cursor)
-        )
 
     @each
     def findings(self, name: str) -> Pages[FindingOut]:
@@ -230,27 +222,21 @@ class Calls:
 
     # Migration to another recognizer
 
-    @one
+    @call("POST", "/v1/galleries/{gallery}/migrate")
     def migrate(self, gallery: str, to: str, force: bool = False) -> Call[MigrationOut]:
         """Migrate to another served pack, given by name or recognizer fingerprint. A job embeds, then switches."""
-        return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate", json={"to": to, "force": force})
 
-    @one
+    @call("GET", "/v1/galleries/{gallery}/migrate")
     def migration(self, gallery: str) -> Call[MigrationOut]:
         """Return the progress of a migration."""
-        return json_call(MigrationOut, "GET", f"{_path(gallery)}/migrate")
 
-    @one
+    @call("POST", "/v1/galleries/{gallery}/migrate/roll-back", repeatable=False)
     def roll_back(self, gallery: str) -> Call[MigrationOut]:
         """Let the previous recognizer answer requests again, or stop the migration's job."""
-        return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate/roll-back", repeatable=False)
 
-    @one
+    @call("POST", "/v1/galleries/{gallery}/migrate/finish", repeatable=False)
     def finish_migration(self, gallery: str, force: bool = False) -> Call[MigrationOut]:
         """Delete the vectors of the recognizer that no longer answers."""
-        return json_call(
-            MigrationOut, "POST", f"{_path(gallery)}/migrate/finish", repeatable=False, json={"force": force}
-        )
 
     # Import and export
 
@@ -312,10 +298,9 @@ class Calls:
         """Change a subject's name, metadata or tags. Omitted fields keep their value."""
         return json_call(SubjectOut, "PATCH", _path(gallery, subject), json=changes)
 
-    @one
+    @call("GET", "/v1/galleries/{gallery}/subjects/{subject}")
     def subject(self, gallery: str, subject: str) -> Call[SubjectOut]:
         """Return a subject."""
-        return json_call(SubjectOut, "GET", _path(gallery, subject))
 
     @each
     def subjects(
@@ -333,64 +318,51 @@ class Calls:
         )
         return list_call(SubjectsOut, f"{_path(gallery)}/subjects", chosen)
 
-    @one
+    @call("DELETE", "/v1/galleries/{gallery}/subjects/{subject}")
     def delete_subject(self, gallery: str, subject: str) -> Call[DeletedOut]:
         """Erase a subject. Return the receipt."""
-        return json_call(DeletedOut, "DELETE", _path(gallery, subject))
 
-    @one
+    @call("POST", "/v1/galleries/{gallery}/subjects/{subject}/merge")
     def merge_subject(self, gallery: str, subject: str, into: str) -> Call[MergedOut]:
         """Move all templates of a subject to ``into``, then erase the subject. Return the receipt."""
-        return json_call(MergedOut, "POST", f"{_path(gallery, subject)}/merge", json={"into": into})
 
-    @one
+    @call("GET", "/v1/galleries/{gallery}/subjects/{subject}/export")
     def export_subject(self, gallery: str, subject: str) -> Call[dict[str, Any]]:
         """Return all stored data about one subject."""
-        return Call("GET", f"{_path(gallery, subject)}/export", json.loads)
 
-    @each
+    @pages("/v1/galleries/{gallery}/strangers")
     def strangers(self, gallery: str) -> Pages[StrangerOut]:
         """List the strangers that a gallery remembers, the latest first."""
-        return list_call(StrangersOut, f"{_path(gallery)}/strangers")
 
-    @one
+    @call("GET", "/v1/galleries/{gallery}/strangers/{stranger}")
     def stranger(self, gallery: str, stranger: str) -> Call[StrangerOut]:
         """Return a remembered stranger."""
-        return json_call(StrangerOut, "GET", _stranger(gallery, stranger))
 
-    @one
+    @call("POST", "/v1/galleries/{gallery}/strangers/{stranger}/promote", repeatable=False)
     def promote_stranger(self, gallery: str, stranger: str, subject: str, name: str | None = None) -> Call[MergedOut]:
         """Move a stranger's templates to a new or existing subject, then forget the stranger.
 
         ``name`` is for a subject without a name."""
-        body = {"subject": subject} | drop_none(name=name)
-        return json_call(MergedOut, "POST", f"{_stranger(gallery, stranger)}/promote", repeatable=False, json=body)
 
-    @one
+    @call("POST", "/v1/galleries/{gallery}/strangers/{stranger}/merge", repeatable=False)
     def merge_stranger(self, gallery: str, stranger: str, into: str) -> Call[StrangerMergedOut]:
         """Merge a stranger into another one that is the same person."""
-        path = f"{_stranger(gallery, stranger)}/merge"
-        return json_call(StrangerMergedOut, "POST", path, repeatable=False, json={"into": into})
 
-    @one
+    @call("DELETE", "/v1/galleries/{gallery}/strangers/{stranger}")
     def forget_stranger(self, gallery: str, stranger: str) -> Call[DeletedOut]:
         """Erase a stranger. Return the receipt."""
-        return json_call(DeletedOut, "DELETE", _stranger(gallery, stranger))
 
-    @one
+    @call("DELETE", "/v1/galleries/{gallery}/strangers")
     def forget_strangers(self, gallery: str) -> Call[DeletedOut]:
         """Erase all strangers of a gallery. Return the receipt."""
-        return json_call(DeletedOut, "DELETE", f"{_path(gallery)}/strangers")
 
-    @one
+    @call("GET", "/v1/galleries/{gallery}/strangers/{stranger}/export")
     def export_stranger(self, gallery: str, stranger: str) -> Call[dict[str, Any]]:
         """Return all stored data about a stranger."""
-        return Call("GET", f"{_stranger(gallery, stranger)}/export", json.loads)
 
-    @one
+    @call("GET", "/v1/galleries/{gallery}/subjects/{subject}/templates/{template}/crop")
     def crop(self, gallery: str, subject: str, template: str) -> Call[bytes]:
         """Return the stored face crop of a template, as WebP."""
-        return Call("GET", f"{_template(gallery, subject, template)}/crop", bytes)
 
     @one
     def crops(self, gallery: str, crops: Sequence[Mapping[str, str]]) -> Call[list[bytes | None]]:
@@ -400,10 +372,9 @@ class Calls:
         "template", or "album" and "face"."""
         return Call("POST", f"{_path(gallery)}/crops", _images, {"json": {"crops": list(crops)}})
 
-    @each
+    @pages("/v1/galleries/{gallery}/erasures")
     def erasures(self, gallery: str, subject: str | None = None) -> Pages[ReceiptOut]:
         """List the receipts of erasures, latest first, optionally of one subject."""
-        return list_call(ReceiptsOut, f"{_path(gallery)}/erasures", drop_none(subject=subject))
 
     @one
     def enroll(
@@ -442,20 +413,18 @@ class Calls:
         arguments = photo_arguments(photos, urls, options | _embeddings(embeddings), headers)
         return json_call(EnrollOut, "POST", f"{_path(gallery, subject)}/templates", **arguments)
 
-    @one
+    @call("GET", "/v1/galleries/{gallery}/subjects/{subject}/templates/{template}")
     def template(self, gallery: str, subject: str, template: str) -> Call[TemplateOut]:
         """Return a template, without its vector."""
-        return json_call(TemplateOut, "GET", _template(gallery, subject, template))
 
-    @each
+    @pages("/v1/galleries/{gallery}/subjects/{subject}/templates")
     def templates(self, gallery: str, subject: str) -> Pages[TemplateOut]:
         """List the templates of a subject, oldest first."""
-        return list_call(TemplatesOut, f"{_path(gallery, subject)}/templates")
 
     @one
     def move_template(self, gallery: str, subject: str, template: str, to: str) -> Call[TemplatesOut]:
         """Move a template to the subject ``to``. Return the first page of that subject's templates."""
-        path = _template(gallery, subject, template)
+        path = f"{_path(gallery, subject)}/templates/{path_segment(template)}"
         return json_call(TemplatesOut, "PATCH", path, repeatable=False, json={"subject": to})
 
     @one
@@ -487,15 +456,13 @@ class Calls:
         """Return the decoys of a subject, people who were mistaken for it, oldest first."""
         return Call("GET", f"{_path(gallery, subject)}/decoys", lambda body: DecoysOut.model_validate_json(body).data)
 
-    @one
+    @call("DELETE", "/v1/galleries/{gallery}/subjects/{subject}/decoys/{decoy}")
     def delete_decoy(self, gallery: str, subject: str, decoy: str) -> Call[DeletedOut]:
         """Undo a correction: erase a decoy. Return the receipt."""
-        return json_call(DeletedOut, "DELETE", f"{_path(gallery, subject)}/decoys/{path_segment(decoy)}")
 
-    @one
+    @call("DELETE", "/v1/galleries/{gallery}/subjects/{subject}/templates/{template}")
     def delete_template(self, gallery: str, subject: str, template: str) -> Call[DeletedOut]:
         """Erase a template. Return the receipt."""
-        return json_call(DeletedOut, "DELETE", _template(gallery, subject, template))
 
     @one
     def identify(
@@ -545,10 +512,9 @@ class Calls:
         See ``wait_for``. A photo is enrolled once, however often it is uploaded."""
         return _upload(f"{_path(gallery)}/enrollments", archive, options)
 
-    @one
+    @call("GET", "/v1/jobs/{job}")
     def job(self, job: str) -> Call[JobOut]:
         """Return a job."""
-        return json_call(JobOut, "GET", f"/v1/jobs/{path_segment(job)}")
 
     @each
     def jobs(self, gallery: str | None = None, states: Iterable[JobState] = ()) -> Pages[JobOut]:
@@ -561,10 +527,9 @@ class Calls:
         params = {"failed": failed, "limit": PAGE_ITEMS}
         return list_call(JobItemsOut, f"/v1/jobs/{path_segment(job)}/items", params)
 
-    @one
+    @call("POST", "/v1/jobs/{job}/cancel")
     def cancel_job(self, job: str) -> Call[JobOut]:
         """Cancel a job, which stops after its current item. Completed items are kept."""
-        return json_call(JobOut, "POST", f"/v1/jobs/{path_segment(job)}/cancel")
 
     # Albums
 
@@ -588,47 +553,38 @@ class Calls:
         """Return the albums of a gallery, latest first."""
         return Call("GET", f"{_path(gallery)}/albums", lambda body: AlbumsOut.model_validate_json(body).data)
 
-    @one
+    @call("GET", "/v1/galleries/{gallery}/albums/{album}")
     def album(self, gallery: str, album: str) -> Call[AlbumOut]:
         """Return an album."""
-        return json_call(AlbumOut, "GET", _album(gallery, album))
 
-    @one
+    @call("DELETE", "/v1/galleries/{gallery}/albums/{album}")
     def delete_album(self, gallery: str, album: str) -> Call[DeletedOut]:
         """Erase an album and its job. Return the receipt."""
-        return json_call(DeletedOut, "DELETE", _album(gallery, album))
 
-    @each
+    @pages("/v1/galleries/{gallery}/albums/{album}/groups")
     def album_groups(self, gallery: str, album: str, single: bool | None = None) -> Pages[AlbumGroupOut]:
         """List the groups of an album, the largest first. ``single``: only those of one face, or only the others."""
-        return list_call(AlbumGroupsOut, f"{_album(gallery, album)}/groups", drop_none(single=single))
 
-    @each
+    @pages("/v1/galleries/{gallery}/albums/{album}/groups/{group}/faces")
     def album_faces(self, gallery: str, album: str, group: str) -> Pages[AlbumFaceOut]:
         """List the faces of a group, the most certain first."""
-        return list_call(AlbumFacesOut, f"{_album(gallery, album, group)}/faces")
 
-    @one
+    @call("POST", "/v1/galleries/{gallery}/albums/{album}/groups/{group}/merge", repeatable=False)
     def merge_album_group(self, gallery: str, album: str, group: str, into: str) -> Call[AlbumGroupOut]:
         """Merge a group into another one that is the same person. Return the remaining group."""
-        path = f"{_album(gallery, album, group)}/merge"
-        return json_call(AlbumGroupOut, "POST", path, repeatable=False, json={"into": into})
 
     @one
     def split_album_group(self, gallery: str, album: str, group: str, faces: Sequence[str]) -> Call[AlbumGroupOut]:
         """Move faces that are another person to a new group. Return it."""
-        path = f"{_album(gallery, album, group)}/split"
+        path = f"{_path(gallery)}/albums/{path_segment(album)}/groups/{path_segment(group)}/split"
         return json_call(AlbumGroupOut, "POST", path, repeatable=False, json={"faces": texts("faces", faces)})
 
-    @one
+    @call("POST", "/v1/galleries/{gallery}/albums/{album}/groups/{group}/enroll", repeatable=False)
     def enroll_album_group(
         self, gallery: str, album: str, group: str, subject: str, name: str | None = None, **checks: Unpack[Checks]
     ) -> Call[AlbumEnrolledOut]:
         """Enroll the faces of a group as a subject; ``name`` is for one without. They leave the album; refused ones
         stay."""
-        body = drop_none(subject=subject, name=name, **checks)
-        path = f"{_album(gallery, album, group)}/enroll"
-        return json_call(AlbumEnrolledOut, "POST", path, repeatable=False, json=body)
 
     # API keys
 
@@ -646,37 +602,27 @@ class Calls:
         body = {"name": name, "scopes": texts("scopes", scopes), **drop_none(galleries=galleries, expires_at=end)}
         return json_call(CreatedKeyOut, "POST", "/v1/keys", repeatable=False, json=body)
 
-    @one
+    @call("GET", "/v1/keys/{key}")
     def api_key(self, key: str) -> Call[KeyOut]:
         """Return an API key by its id."""
-        return json_call(KeyOut, "GET", f"/v1/keys/{path_segment(key)}")
 
-    @each
+    @pages("/v1/keys")
     def api_keys(self, ended: bool = False) -> Pages[KeyOut]:
         """List the API keys, oldest first. ``ended`` includes revoked and expired keys."""
-        return list_call(KeysOut, "/v1/keys", {"ended": ended})
 
-    @one
+    @call("DELETE", "/v1/keys/{key}")
     def revoke_key(self, key: str) -> Call[KeyOut]:
         """Revoke an API key."""
-        return json_call(KeyOut, "DELETE", f"/v1/keys/{path_segment(key)}")
 
-    @one
+    @call("POST", "/v1/keys/{key}/rotate", repeatable=False)
     def rotate_key(self, key: str, overlap_s: int = DAY_S) -> Call[CreatedKeyOut]:
         """Replace an API key by one with the same permissions. Only this response contains its ``token``: save it.
 
         The old one remains valid for ``overlap_s`` seconds."""
-        return json_call(
-            CreatedKeyOut,
-            "POST",
-            f"/v1/keys/{path_segment(key)}/rotate",
-            repeatable=False,
-            json={"overlap_s": overlap_s},
-        )
 
     # Webhooks
 
-    @one
+    @call("POST", "/v1/webhooks", repeatable=False)
     def create_webhook(
         self,
         url: str,
@@ -690,33 +636,26 @@ class Calls:
         """Create a webhook for the events from now on. Only this response contains its ``secret``: save it.
 
         The other arguments choose events, as in :func:`events`."""
-        chosen = drop_none(name=name, types=types, galleries=galleries, outcomes=outcomes, min_risk=min_risk)
-        return json_call(CreatedWebhookOut, "POST", "/v1/webhooks", repeatable=False, json={"url": url, **chosen})
 
-    @each
+    @pages("/v1/webhooks")
     def webhooks(self) -> Pages[WebhookOut]:
         """List the webhooks, oldest first."""
-        return list_call(WebhooksOut, "/v1/webhooks")
 
-    @one
+    @call("GET", "/v1/webhooks/{webhook}")
     def webhook(self, webhook: str) -> Call[WebhookOut]:
         """Return a webhook by its id."""
-        return json_call(WebhookOut, "GET", f"/v1/webhooks/{path_segment(webhook)}")
 
-    @one
+    @call("DELETE", "/v1/webhooks/{webhook}")
     def delete_webhook(self, webhook: str) -> Call[DeletedWebhookOut]:
         """Delete a webhook. Events that wait for it are not sent."""
-        return json_call(DeletedWebhookOut, "DELETE", f"/v1/webhooks/{path_segment(webhook)}")
 
-    @one
+    @call("POST", "/v1/webhooks/{webhook}/test", repeatable=False)
     def test_webhook(self, webhook: str) -> Call[WebhookTestOut]:
         """Send an event of the type ``test`` now, once, and return the receiver's answer."""
-        return json_call(WebhookTestOut, "POST", f"/v1/webhooks/{path_segment(webhook)}/test", repeatable=False)
 
-    @one
+    @call("POST", "/v1/webhooks/{webhook}/replay")
     def replay_webhook(self, webhook: str) -> Call[WebhookReplayOut]:
         """Send all stored events to a webhook again, with the same ids, and switch it on if it is off."""
-        return json_call(WebhookReplayOut, "POST", f"/v1/webhooks/{path_segment(webhook)}/replay")
 
     @stream
     def events(
@@ -746,25 +685,21 @@ class Calls:
         Default: the rates of the presets."""
         return json_call(ModelsOut, "GET", "/v1/models", params=_targets(fpir))
 
-    @one
+    @call("GET", "/healthz")
     def health(self) -> Call[HealthOut]:
         """Check that the process responds."""
-        return json_call(HealthOut, "GET", "/healthz")
 
-    @one
+    @call("GET", "/readyz")
     def ready(self) -> Call[HealthOut]:
         """Check that the server can serve requests."""
-        return json_call(HealthOut, "GET", "/readyz")
 
-    @one
+    @call("GET", "/v1/status")
     def status(self) -> Call[StatusOut]:
         """Return the server's readiness checks, queues, index lag and disk space."""
-        return json_call(StatusOut, "GET", "/v1/status")
 
-    @one
+    @call("GET", "/metrics")
     def metrics(self) -> Call[str]:
         """Return the metrics in the text format of Prometheus."""
-        return Call("GET", "/metrics", bytes.decode)
 
 
 def _event(event: ServerSentEvent) -> EventOut:
@@ -789,15 +724,6 @@ def _path(gallery: str, subject: str | None = None) -> str:
     return base if subject is None else f"{base}/subjects/{path_segment(subject)}"
 
 
-def _stranger(gallery: str, stranger: str) -> str:
-    return f"{_path(gallery)}/strangers/{path_segment(stranger)}"
-
-
-def _album(gallery: str, album: str, group: str | None = None) -> str:
-    base = f"{_path(gallery)}/albums/{path_segment(album)}"
-    return base if group is None else f"{base}/groups/{path_segment(group)}"
-
-
 def _upload(
     path: str, archive: Path | str | Archive, options: Mapping[str, Any], repeatable: bool = True
 ) -> Call[JobOut]:
@@ -805,10 +731,6 @@ def _upload(
     headers = {"Content-Type": "application/octet-stream", "Content-Length": str(body.size)}
     arguments = {"headers": headers, "params": drop_none(**options)}
     return Call("POST", path, JobOut.model_validate_json, arguments, body, repeatable)
-
-
-def _template(gallery: str, subject: str, template: str) -> str:
-    return f"{_path(gallery, subject)}/templates/{path_segment(template)}"
 
 
 def _targets(fpir: tuple[float, ...]) -> dict[str, list[float]]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, get_args, get_type_hints, overload
 
-from kith.requests import Call, Pages
+from kith.requests import Call, Pages, drop_none, list_call, path_segment
 from kith.senders import AsyncSender, Sender
+from kith.wire.fields import Page
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -17,6 +20,9 @@ Now = TypeVar("Now", covariant=True)
 Later = TypeVar("Later", covariant=True)
 Client = Any
 """Sender or AsyncSender."""
+PART: Final = re.compile(r"{(\w+)}")
+PARSERS: Final[dict[Any, Callable[[bytes], Any]]] = {bytes: bytes, str: bytes.decode, dict[str, Any]: json.loads}
+"""Parsers of what is no model."""
 
 
 class Method(Generic[P, Now, Later]):
@@ -70,6 +76,50 @@ def one(describe: Callable[Concatenate[Any, P], Call[Result]]) -> Method[P, Resu
 
     An AsyncSender describes every call in a thread: reading a file or encoding an image would stop the event loop."""
     return Method(describe, lambda client, describing: client._describe_and_send(describing), awaited=True)
+
+
+def call(
+    method: str, path: str, repeatable: bool = True
+) -> Callable[[Callable[Concatenate[Any, P], Call[Result]]], Method[P, Result, Coroutine[Any, Any, Result]]]:
+    """Send the call that a signature describes by itself, and return its parsed response.
+
+    Parameters that ``path`` names are parts of it. The others are fields of the JSON body, or of the query of a GET;
+    None leaves one out. The response is parsed as what the signature returns."""
+
+    def build(result: Any, place: str, fields: dict[str, Any]) -> Call[Any]:
+        arguments = {"params" if method == "GET" else "json": fields} if fields else {}
+        parse = PARSERS.get(result) or result.model_validate_json
+        return Call(method, place, parse, arguments, repeatable=repeatable)
+
+    return lambda describe: one(_described(describe, path, build))
+
+
+def pages(
+    path: str,
+) -> Callable[[Callable[Concatenate[Any, P], Pages[Result]]], Method[P, Iterator[Result], AsyncIterator[Result]]]:
+    """Iterate over the items of the list at ``path``. Parameters are those of :func:`call`."""
+
+    def build(item: Any, place: str, fields: dict[str, Any]) -> Pages[Any]:
+        return list_call(Page[item], place, fields)
+
+    return lambda describe: each(_described(describe, path, build))
+
+
+def _described(describe: Callable[..., Any], path: str, build: Callable[[Any, str, dict[str, Any]], Any]) -> Any:
+    """Return ``describe`` with a body: ``build`` gets what it returns, the path, and the arguments beside it."""
+    signature = inspect.signature(describe)
+    result = cache(lambda: get_args(get_type_hints(describe)["return"])[0])  # inside Call[...] or Pages[...]
+
+    @wraps(describe)
+    def described(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        fields = drop_none(**dict(zip(signature.parameters, given.args, strict=False)) | given.kwargs)
+        fields.pop("self", None)
+        place = PART.sub(lambda part: path_segment(fields.pop(part[1])), path)
+        return build(result(), place, fields)
+
+    return described
 
 
 def each(
