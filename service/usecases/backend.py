@@ -105,7 +105,11 @@ class Backend:
 
         Raises GalleryNotFoundError: the gallery was deleted, even if a new gallery has its name.
         """
-        current = await self.find_gallery(gallery.name)
-        if current.pk != gallery.pk:
-            raise GalleryNotFoundError(f"gallery {gallery.name!r} was deleted during the request")
-        return replace(current, erased=gallery.erased)
+        return as_of(gallery, await self.find_gallery(gallery.name))
+
+
+def as_of(snapshot: Gallery, current: Gallery) -> Gallery:
+    """Return the current gallery with the erasure number of a snapshot. Raises as :meth:`Backend.reload_gallery`."""
+    if current.pk != snapshot.pk:
+        raise GalleryNotFoundError(f"gallery {snapshot.name!r} was deleted during the request")
+    return replace(current, erased=snapshot.erased)

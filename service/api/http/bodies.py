@@ -71,12 +71,12 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
     if kind == "application/json":
         body = await read_json(request, model, numbers)
     elif kind == "multipart/form-data":
-        body = _validate(model, _form_document(await read_form(request, settings.max_images + 1), model, numbers))
+        body = _parse(model, _form_document(await read_form(request, settings.max_images + 1), model, numbers))
     elif is_bare:
         document: dict[str, Any] = {"images": [await _read_photo(request, settings.max_image_bytes)]}
         for name, text in request.query_params.multi_items():
             _add_option(document, model, name, text)
-        body = _validate(model, document)
+        body = _parse(model, document)
     else:
         raise unsupported(kind)
     if isinstance(body, Photos):
@@ -118,23 +118,16 @@ async def read_json(request: Request, model: type[Body], numbers: int = 0) -> Bo
     return await asyncio.to_thread(_parse, model, body, numbers)
 
 
-def _parse(model: type[Body], body: bytes, numbers: int) -> Body:
-    _check_json(body, numbers)
-    return _validate(model, body)
-
-
-def _check_json(document: bytes, numbers: int) -> None:
+def _parse(model: type[Body], body: bytes | dict[str, Any], numbers: int = 0) -> Body:
     try:
-        check_json(document, numbers)
-    except ValueError as error:
-        raise InvalidRequestError(f"the JSON has {error}") from error
-
-
-def _validate(model: type[Body], body: bytes | dict[str, Any]) -> Body:
-    try:
-        return model.model_validate_json(body) if isinstance(body, bytes) else model.model_validate(body)
+        if isinstance(body, dict):
+            return model.model_validate(body)
+        check_json(body, numbers)
+        return model.model_validate_json(body)
     except ValidationError as error:
         raise validation_error(error.errors(include_input=False, include_url=False)) from error
+    except ValueError as error:
+        raise InvalidRequestError(f"the JSON has {error}") from error
 
 
 class _FormInMemory(MultiPartParser):
@@ -239,11 +232,11 @@ def _set(place: dict[str, Any], name: str, value: Any) -> None:
 def _parse_object(text: str | bytes, name: str, numbers: int = 0) -> dict[str, Any]:
     if len(text) > MultiPartParser.max_part_size:  # possible if it was sent as a file
         raise InvalidRequestError(f"{name}: has more than {MultiPartParser.max_part_size} bytes")
-    _check_json(text if isinstance(text, bytes) else text.encode(), numbers)
     try:
+        check_json(text if isinstance(text, bytes) else text.encode(), numbers)
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{name}: is not JSON ({error})") from error
+        raise InvalidRequestError(f"{name}: is not JSON that can be read ({error})") from error
     if not isinstance(document, dict):
         raise InvalidRequestError(f"{name}: must be a JSON object")
     return document

@@ -25,7 +25,7 @@ from service.domain.gallery_items import FileRow, max_items
 from service.storage.audit.log import Entry
 from service.storage.transfer.importing import Export, Import, check_header, export
 from service.storage.transfer.ndjson import Lines
-from service.usecases.backend import Backend
+from service.usecases.backend import Backend, as_of
 
 routes = router("/v1/galleries/{gallery}", "transfer")
 NDJSON: Final = "application/x-ndjson"
@@ -111,7 +111,8 @@ class _Intake:
 
     def open(self, header: GalleryFileHeader) -> Import:
         if self.opened is None:
-            self.gallery = self._with_erasures_of_snapshot(self._find_or_create(header))
+            current, snapshot = self._find_or_create(header), self._snapshot
+            self.gallery = replace(current, erased=0) if snapshot is None else as_of(snapshot, current)
             self.opened = Import(self._backend.transfers.bulk, self.gallery, header, self._skip)
         return self.opened
 
@@ -135,14 +136,6 @@ class _Intake:
             )
         except GalleryExistsError:  # created concurrently
             return self._backend.store.galleries.get(self._name)
-
-    def _with_erasures_of_snapshot(self, current: Gallery) -> Gallery:
-        """Raises GalleryNotFoundError: the gallery was deleted, even if a new one has its name."""
-        if self._snapshot is None:
-            return replace(current, erased=0)
-        if current.pk != self._snapshot.pk:
-            raise GalleryNotFoundError(f"gallery {self._name!r} was deleted during the request")
-        return replace(current, erased=self._snapshot.erased)
 
     def add(self, lines: Lines, blocks: Iterator[list[FileRow]]) -> None:
         for rows in blocks:
