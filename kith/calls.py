@@ -37,38 +37,24 @@ from kith.requests import (
     photo_arguments,
     texts,
 )
-from kith.wire.albums import (
-    AlbumEnrolledOut,
-    AlbumFaceOut,
-    AlbumGroupOut,
-    AlbumOut,
-    AlbumsOut,
-)
+from kith.wire.albums import AlbumEnrolledOut, AlbumFaceOut, AlbumGroupOut, AlbumOut, AlbumsOut
 from kith.wire.audit import AuditLineOut, AuditOut
 from kith.wire.common import Detail, EventType, FaceChoice, FacesChoice, IdentifyOutcome, JobState, Scope
 from kith.wire.crops import CropsOut
 from kith.wire.erasures import DeletedOut, ReceiptOut
 from kith.wire.events import EventOut
 from kith.wire.faces import FacesOut
+from kith.wire.fields import Page
 from kith.wire.galleries import GalleryOut
 from kith.wire.hygiene import FindingOut, HygieneOut
 from kith.wire.identification import IdentifyOut
-from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
+from kith.wire.jobs import JobItemOut, JobOut
 from kith.wire.keys import DAY_S, CreatedKeyOut, KeyOut
 from kith.wire.migration import MigrationOut
 from kith.wire.risk import GalleryRiskOut
 from kith.wire.status import HealthOut, ModelsOut, StatusOut
 from kith.wire.strangers import StrangerMergedOut, StrangerOut
-from kith.wire.subjects import (
-    DecoyOut,
-    DecoysOut,
-    EnrollOut,
-    MergedOut,
-    SubjectOut,
-    SubjectsOut,
-    TemplateOut,
-    TemplatesOut,
-)
+from kith.wire.subjects import DecoyOut, DecoysOut, EnrollOut, MergedOut, SubjectOut, TemplateOut
 from kith.wire.transfer import ImportOut
 from kith.wire.verification import VerifyOut
 from kith.wire.webhooks import (
@@ -316,7 +302,7 @@ class Calls:
         chosen = {"tag": texts("tags", tags)} | drop_none(
             metadata=json.dumps(dict(metadata)) if metadata else None, q=q
         )
-        return list_call(SubjectsOut, f"{_path(gallery)}/subjects", chosen)
+        return list_call(Page[SubjectOut], f"{_path(gallery)}/subjects", chosen)
 
     @call("DELETE", "/v1/galleries/{gallery}/subjects/{subject}")
     def delete_subject(self, gallery: str, subject: str) -> Call[DeletedOut]:
@@ -422,10 +408,10 @@ class Calls:
         """List the templates of a subject, oldest first."""
 
     @one
-    def move_template(self, gallery: str, subject: str, template: str, to: str) -> Call[TemplatesOut]:
+    def move_template(self, gallery: str, subject: str, template: str, to: str) -> Call[Page[TemplateOut]]:
         """Move a template to the subject ``to``. Return the first page of that subject's templates."""
         path = f"{_path(gallery, subject)}/templates/{path_segment(template)}"
-        return json_call(TemplatesOut, "PATCH", path, repeatable=False, json={"subject": to})
+        return json_call(Page[TemplateOut], "PATCH", path, repeatable=False, json={"subject": to})
 
     @one
     def add_decoy(
@@ -519,13 +505,13 @@ class Calls:
     @each
     def jobs(self, gallery: str | None = None, states: Iterable[JobState] = ()) -> Pages[JobOut]:
         """List jobs, latest first, optionally of one gallery and in some states."""
-        return list_call(JobsOut, "/v1/jobs", {"state": texts("states", states)} | drop_none(gallery=gallery))
+        return list_call(Page[JobOut], "/v1/jobs", {"state": texts("states", states)} | drop_none(gallery=gallery))
 
     @each
     def job_items(self, job: str, failed: bool = False) -> Pages[JobItemOut]:
         """List the finished items of a job, or only the failed ones."""
         params = {"failed": failed, "limit": PAGE_ITEMS}
-        return list_call(JobItemsOut, f"/v1/jobs/{path_segment(job)}/items", params)
+        return list_call(Page[JobItemOut], f"/v1/jobs/{path_segment(job)}/items", params)
 
     @call("POST", "/v1/jobs/{job}/cancel")
     def cancel_job(self, job: str) -> Call[JobOut]:

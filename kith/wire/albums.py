@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field
 
-from kith.wire.fields import ObjectId, Page, PersonName, Problem, RequestModel, SubjectId, Timestamp
+from kith.wire.fields import ObjectId, PersonName, Problem, RequestModel, SubjectId, Timestamp
 from kith.wire.subjects import ChecksIn
 
 GROUP_ID: Final = "^g[1-9][0-9]{0,8}$"
@@ -49,10 +49,6 @@ class AlbumFaceOut(BaseModel):
     reasons: list[str] = Field(description="Why the quality is too low for grouping; empty otherwise.")
 
 
-class AlbumFacesOut(Page[AlbumFaceOut]):
-    """Page of the faces of a group, the most certain first."""
-
-
 class AlbumGroupOut(BaseModel):
     """Faces that are taken for one person."""
 
@@ -61,10 +57,6 @@ class AlbumGroupOut(BaseModel):
     name: str | None
     face_count: int
     faces: list[AlbumFaceOut] = Field(description="Up to eight faces, the most certain first.")
-
-
-class AlbumGroupsOut(Page[AlbumGroupOut]):
-    """Page of groups. The job numbers the largest group g1."""
 
 
 class AlbumMergeIn(RequestModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 from kith.wire.common import ErasedKind
-from kith.wire.fields import Page, Timestamp
+from kith.wire.fields import Timestamp
 
 
 class ReceiptOut(BaseModel):
@@ -30,10 +30,6 @@ class ReceiptOut(BaseModel):
         description="SQLite's write-ahead log was truncated at once. False: it is truncated within a minute after the "
         "last older read transaction ends.",
     )
-
-
-class ReceiptsOut(Page[ReceiptOut]):
-    """Page of erasure receipts."""
 
 
 class DeletedOut(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Generic, TypeVar
@@ -57,6 +58,11 @@ class Page(BaseModel, Generic[Item]):
 
     data: list[Item]
     next: str | None = Field(None, description="Cursor of the next page; null on the last page.")
+
+    @classmethod
+    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
+        """Return the name of the page of a model, which it also has in the OpenAPI document: JobsOut of JobOut."""
+        return re.sub("(?<!e)y$", "ie", params[0].__name__.removesuffix("Out")) + "sOut"
 
 
 class Problem(BaseModel):

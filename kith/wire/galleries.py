@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field, FiniteFloat
 
 from kith.wire.common import DriftState, IdentifyOutcome, IndexSetting, LivenessSetting
-from kith.wire.fields import GalleryName, Page, RequestModel, Timestamp
+from kith.wire.fields import GalleryName, RequestModel, Timestamp
 from kith.wire.risk import RiskIn
 
 
@@ -111,7 +111,3 @@ class GalleryOut(BaseModel):
     template_count: int
     created_at: Timestamp
     drift: DriftOut | None = Field(None, description="Present only in the response about one gallery.")
-
-
-class GalleriesOut(Page[GalleryOut]):
-    """Page of galleries."""

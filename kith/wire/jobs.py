@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from kith.wire.common import JobState
 from kith.wire.faces import MAX_FACES
-from kith.wire.fields import Page, Problem, Timestamp
+from kith.wire.fields import Problem, Timestamp
 
 
 class JobOut(BaseModel):
@@ -32,10 +32,6 @@ class JobOut(BaseModel):
     updated_at: Timestamp
 
 
-class JobsOut(Page[JobOut]):
-    """Page of jobs."""
-
-
 class JobItemOut(BaseModel):
     item: str
     outcome: str = Field(
@@ -50,7 +46,3 @@ class JobItemOut(BaseModel):
     )
     problem: Problem | None
     at: Timestamp
-
-
-class JobItemsOut(Page[JobItemOut]):
-    """Page of the processed items of a job."""

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, StringConstraints, model_validator
 
 from kith.wire.common import KeyState, Scope
-from kith.wire.fields import NORMALIZED, SINGLE_LINE, GalleryName, Page, RequestModel, Timestamp, to_utc
+from kith.wire.fields import NORMALIZED, SINGLE_LINE, GalleryName, RequestModel, Timestamp, to_utc
 
 DAY_S: Final = 86_400
 KEY_ID: Final = "^[0-9a-f]{12}$"
@@ -52,7 +52,3 @@ class KeyOut(BaseModel):
 
 class CreatedKeyOut(KeyOut):
     token: str = Field(description="Shown only once, in this response.")
-
-
-class KeysOut(Page[KeyOut]):
-    """Page of API keys."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 from kith.wire.erasures import ReceiptOut
-from kith.wire.fields import ObjectId, Page, PersonName, RequestModel, SubjectId, Timestamp
+from kith.wire.fields import ObjectId, PersonName, RequestModel, SubjectId, Timestamp
 
 
 class SightingOut(BaseModel):
@@ -19,10 +19,6 @@ class SightingOut(BaseModel):
 
 class StrangerOut(SightingOut):
     template_count: int
-
-
-class StrangersOut(Page[StrangerOut]):
-    """Page of strangers."""
 
 
 class PromoteIn(RequestModel):

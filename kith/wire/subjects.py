@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from kith.wire.common import FaceChoice, TemplateKind
 from kith.wire.erasures import ReceiptOut
 from kith.wire.faces import FaceOut
-from kith.wire.fields import MAX_LABELS, Metadata, Page, PersonName, Problem, RequestModel, SubjectId, Tag, Timestamp
+from kith.wire.fields import MAX_LABELS, Metadata, PersonName, Problem, RequestModel, SubjectId, Tag, Timestamp
 from kith.wire.photos import Probes
 
 
@@ -78,20 +78,12 @@ class SubjectOut(BaseModel):
     updated_at: Timestamp
 
 
-class SubjectsOut(Page[SubjectOut]):
-    """Page of subjects."""
-
-
 class TemplateOut(BaseModel):
     id: str
     kind: TemplateKind
     quality: dict[str, float] | None
     detection_score: float | None
     created_at: Timestamp
-
-
-class TemplatesOut(Page[TemplateOut]):
-    """Page of the templates of a subject."""
 
 
 class EnrolledOut(BaseModel):

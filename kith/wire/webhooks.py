@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, StringConstraints
 
 from kith.wire.common import EventType, IdentifyOutcome
-from kith.wire.fields import MAX_URL_LENGTH, NORMALIZED, SINGLE_LINE, GalleryName, Page, RequestModel, Timestamp
+from kith.wire.fields import MAX_URL_LENGTH, NORMALIZED, SINGLE_LINE, GalleryName, RequestModel, Timestamp
 
 
 class WebhookIn(RequestModel):
@@ -48,10 +48,6 @@ class WebhookOut(BaseModel):
 
 class CreatedWebhookOut(WebhookOut):
     secret: str = Field(description="Key of the signatures. Shown only once, in this response.")
-
-
-class WebhooksOut(Page[WebhookOut]):
-    """All webhooks."""
 
 
 class DeletedWebhookOut(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -60,6 +61,9 @@ def install_openapi(app: FastAPI) -> None:
                 tags=app.openapi_tags,
                 servers=[{"url": "."}],  # relative to /openapi.json, because a proxy may add a path prefix
             )
+            schemas = document["components"]["schemas"]
+            pages = {name: schema["title"] for name, schema in schemas.items() if name.startswith("Page_")}
+            document = json.loads(re.sub("Page_[A-Za-z]+_", lambda name: pages[name[0]], json.dumps(document)))
             _complete(document, app)
             document["components"]["securitySchemes"] = {
                 "bearer": {"type": "http", "scheme": "bearer"},

@@ -12,9 +12,8 @@ from fastapi import Query, Request
 from kith.wire.albums import (
     AlbumEnrolledOut,
     AlbumEnrollIn,
-    AlbumFacesOut,
+    AlbumFaceOut,
     AlbumGroupOut,
-    AlbumGroupsOut,
     AlbumMergeIn,
     AlbumOut,
     AlbumsOut,
@@ -22,7 +21,7 @@ from kith.wire.albums import (
     GroupId,
 )
 from kith.wire.erasures import DeletedOut
-from kith.wire.fields import ObjectId
+from kith.wire.fields import ObjectId, Page
 from kith.wire.jobs import JobOut
 from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, GalleryDep, router
 from service.api.http.bodies import JsonBody
@@ -91,19 +90,19 @@ async def list_album_groups(
     backend: BackendDep,
     page: PageDep,
     single: Annotated[bool | None, Query(description="Only groups of one face, or only the others.")] = None,
-) -> AlbumGroupsOut:
+) -> Page[AlbumGroupOut]:
     """List the groups with some of their faces, the largest first, then single faces, then those split off."""
     listed, number_of = partial(backend.store.albums.groups, gallery, album, single), attrgetter("number")
-    return await page.read(AlbumGroupsOut, backend.threads, gallery.seal, listed, number_of=number_of)
+    return await page.read(Page[AlbumGroupOut], backend.threads, gallery.seal, listed, number_of=number_of)
 
 
 @routes.get("/{album}/groups/{group}/faces", dependencies=[READ])
 async def list_album_faces(
     gallery: GalleryDep, album: ObjectId, group: GroupId, backend: BackendDep, page: PageDep
-) -> AlbumFacesOut:
+) -> Page[AlbumFaceOut]:
     """List the faces of a group, the most certain first."""
     listed = partial(backend.store.albums.faces, gallery, album, _number(group))
-    return await page.read(AlbumFacesOut, backend.threads, gallery.seal, listed, itemgetter(1), itemgetter(0))
+    return await page.read(Page[AlbumFaceOut], backend.threads, gallery.seal, listed, itemgetter(1), itemgetter(0))
 
 
 @routes.post("/{album}/groups/{group}/merge", dependencies=[ENROLL], openapi_extra=example({"into": "g1"}))

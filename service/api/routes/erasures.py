@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from fastapi import Query
 
-from kith.wire.erasures import DeletedOut, ReceiptsOut
-from kith.wire.fields import SubjectId
+from kith.wire.erasures import DeletedOut, ReceiptOut
+from kith.wire.fields import Page, SubjectId
 from service.api.http.access import ADMIN, BackendDep, GalleryDep, router
 from service.api.http.parameters import PageDep, SubjectPath
 from service.storage.privacy.subject_access import everything_about
@@ -24,10 +24,10 @@ async def list_erasures(
     backend: BackendDep,
     page: PageDep,
     subject: Annotated[SubjectId | None, Query(description="Only receipts of this subject id.")] = None,
-) -> ReceiptsOut:
+) -> Page[ReceiptOut]:
     """List the erasure receipts of a gallery, newest first."""
     listed = partial(backend.store.erasures.list_page, gallery, subject)
-    return await page.read(ReceiptsOut, backend.threads, gallery.seal, listed, itemgetter(1), itemgetter(0))
+    return await page.read(Page[ReceiptOut], backend.threads, gallery.seal, listed, itemgetter(1), itemgetter(0))
 
 
 @routes.get("/galleries/{gallery}/subjects/{subject}/export", dependencies=[ADMIN], response_model=dict[str, Any])

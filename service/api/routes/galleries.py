@@ -12,13 +12,8 @@ from fastapi import Query
 
 from kith.wire.common import LivenessSetting
 from kith.wire.erasures import DeletedOut
-from kith.wire.galleries import (
-    GalleriesOut,
-    GalleryIn,
-    GalleryOut,
-    GallerySettingsIn,
-    QualityGateOut,
-)
+from kith.wire.fields import Page
+from kith.wire.galleries import GalleryIn, GalleryOut, GallerySettingsIn, QualityGateOut
 from service.api.http.access import ADMIN, ADMIN_ALL, READ, BackendDep, CallerDep, GalleryDep, router
 from service.api.http.bodies import JsonBody
 from service.api.http.openapi import example
@@ -63,12 +58,12 @@ def _check_liveness(backend: Backend, setting: LivenessSetting | None) -> None:
 @routes.get("", dependencies=[READ])
 async def list_galleries(
     backend: BackendDep, caller: CallerDep, cursor: NameCursor = None, limit: PageLimit = 100
-) -> GalleriesOut:
+) -> Page[GalleryOut]:
     """List the galleries that the key is for, by name."""
     found = await backend.threads.run(backend.store.galleries.list_page, cursor, limit + 1, caller.rights.galleries)
     page = found[:limit]
     more = page[-1].name if len(found) > limit else None
-    return GalleriesOut(data=[to_gallery_out(g) for g in page], next=more)
+    return Page[GalleryOut](data=[to_gallery_out(g) for g in page], next=more)
 
 
 @routes.get("/{gallery}", dependencies=[READ])

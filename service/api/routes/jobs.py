@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import Query
 
 from kith.wire.common import JobState
-from kith.wire.fields import GalleryName, ObjectId, Problem
-from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
+from kith.wire.fields import GalleryName, ObjectId, Page, Problem
+from kith.wire.jobs import JobItemOut, JobOut
 from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, Need, router
 from service.api.http.parameters import PageDep
 from service.security.api_keys import Caller, mark_hidden
@@ -27,14 +27,14 @@ async def list_jobs(
     page: PageDep,
     gallery: Annotated[GalleryName | None, Query(description="Only jobs of this gallery.")] = None,
     state: Annotated[list[JobState], Query(max_length=8, description="Only jobs in one of these states.")] = [],  # noqa: B006
-) -> JobsOut:
+) -> Page[JobOut]:
     """List the jobs of all galleries that the key is for, newest first. Finished jobs are kept for two weeks."""
     if gallery is not None:
         caller.check_gallery(gallery)
     chosen = None if gallery is None else await backend.find_gallery(gallery)
     seal = (await backend.threads.run(backend.store.keys.ring)).seal
     listed = partial(backend.store.jobs.list_jobs, chosen, state, among=caller.rights.galleries)
-    return await page.read(JobsOut, backend.threads, seal, listed, to_job_out)
+    return await page.read(Page[JobOut], backend.threads, seal, listed, to_job_out)
 
 
 @routes.get("/{job}", dependencies=[READ])
@@ -50,12 +50,12 @@ async def list_job_items(
     caller: CallerDep,
     page: PageDep,
     failed: Annotated[bool, Query(description="Only items that failed.")] = False,
-) -> JobItemsOut:
+) -> Page[JobItemOut]:
     """List the processed items in order of completion, each with its problem if it was rejected."""
     found = await _find_job(backend, caller, job)
     listed = partial(backend.store.jobs.items, found, failed_only=failed)
     to_item = partial(JobItemOut.model_validate, from_attributes=True)
-    return await page.read(JobItemsOut, backend.threads, found.seal, listed, to_item)
+    return await page.read(Page[JobItemOut], backend.threads, found.seal, listed, to_item)
 
 
 @routes.post("/{job}/cancel", dependencies=[ENROLL])

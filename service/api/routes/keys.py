@@ -9,7 +9,8 @@ from typing import Annotated
 
 from fastapi import Query
 
-from kith.wire.keys import CreatedKeyOut, KeyId, KeyIn, KeyOut, KeysOut, RotateIn
+from kith.wire.fields import Page
+from kith.wire.keys import CreatedKeyOut, KeyId, KeyIn, KeyOut, RotateIn
 from service.api.http.access import ADMIN_ALL, BackendDep, CallerDep, router
 from service.api.http.bodies import JsonBody
 from service.api.http.openapi import example
@@ -46,11 +47,11 @@ async def list_keys(
     backend: BackendDep,
     page: PageDep,
     ended: Annotated[bool, Query(description="Include revoked and expired keys.")] = False,
-) -> KeysOut:
+) -> Page[KeyOut]:
     """List the keys, oldest first."""
     seal = (await backend.threads.run(backend.store.keys.ring)).seal
     listed = partial(backend.store.keys.list_keys, ended)
-    return await page.read(KeysOut, backend.threads, seal, listed, lambda row: to_key_out(row[1]), itemgetter(0))
+    return await page.read(Page[KeyOut], backend.threads, seal, listed, lambda row: to_key_out(row[1]), itemgetter(0))
 
 
 @routes.get("/{key}", dependencies=[ADMIN_ALL])

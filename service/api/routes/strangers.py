@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from kith.wire.erasures import DeletedOut
-from kith.wire.fields import ObjectId
-from kith.wire.strangers import PromoteIn, StrangerMergedOut, StrangerMergeIn, StrangerOut, StrangersOut
+from kith.wire.fields import ObjectId, Page
+from kith.wire.strangers import PromoteIn, StrangerMergedOut, StrangerMergeIn, StrangerOut
 from kith.wire.subjects import MergedOut
 from service.api.http.access import ADMIN, ENROLL, READ, BackendDep, GalleryDep, router
 from service.api.http.bodies import JsonBody
@@ -21,10 +21,10 @@ routes = router("/v1/galleries/{gallery}/strangers", "strangers")
 
 
 @routes.get("", dependencies=[READ])
-async def list_strangers(gallery: GalleryDep, backend: BackendDep, page: PageDep) -> StrangersOut:
+async def list_strangers(gallery: GalleryDep, backend: BackendDep, page: PageDep) -> Page[StrangerOut]:
     """List the remembered strangers, the latest first."""
     listed = partial(backend.store.strangers.list_page, gallery)
-    return await page.read(StrangersOut, backend.threads, gallery.seal, listed)
+    return await page.read(Page[StrangerOut], backend.threads, gallery.seal, listed)
 
 
 @routes.delete("", dependencies=[ADMIN])

@@ -11,7 +11,7 @@ from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from kith.wire.crops import CropIn
 from kith.wire.erasures import DeletedOut
-from kith.wire.fields import MAX_FILTER_TAGS, NORMALIZED, SINGLE_LINE, Metadata, ObjectId, Tag
+from kith.wire.fields import MAX_FILTER_TAGS, NORMALIZED, SINGLE_LINE, Metadata, ObjectId, Page, Tag
 from kith.wire.subjects import (
     DecoyIn,
     DecoyOut,
@@ -23,10 +23,8 @@ from kith.wire.subjects import (
     SubjectIn,
     SubjectOut,
     SubjectPatch,
-    SubjectsOut,
     TemplateOut,
     TemplatePatch,
-    TemplatesOut,
 )
 from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, GalleryDep, router
 from service.api.http.bodies import JsonBody, PhotosBody
@@ -81,18 +79,18 @@ async def list_subjects(
     ] = [],  # noqa: B006
     metadata: Annotated[str | None, Query(description=METADATA_HELP, examples=['{"floor": 3}'])] = None,
     q: Annotated[SearchText | None, Query(description=SEARCH_HELP, examples=["lovel"])] = None,
-) -> SubjectsOut:
+) -> Page[SubjectOut]:
     """List the subjects, oldest first."""
     store, seal = backend.store.subjects, gallery.seal
     chosen = SubjectFilter(tuple(tag), _metadata(metadata))
     if q is None:
         return await page.read(
-            SubjectsOut, backend.threads, seal, lambda after, limit: store.list_page(gallery, after, limit, chosen)
+            Page[SubjectOut], backend.threads, seal, lambda after, limit: store.list_page(gallery, after, limit, chosen)
         )
     matching, rest = await backend.threads.run(
         store.find_page, gallery, page.after(seal), page.limit, chosen, _words(q)
     )
-    return SubjectsOut(data=[*matching], next=None if rest is None else seal_cursor(seal, rest))
+    return Page[SubjectOut](data=[*matching], next=None if rest is None else seal_cursor(seal, rest))
 
 
 @routes.put(
@@ -162,10 +160,12 @@ async def merge_subject(
 
 
 @routes.get("/{subject}/templates", dependencies=[READ])
-async def list_templates(gallery: GalleryDep, subject: SubjectPath, backend: BackendDep, page: PageDep) -> TemplatesOut:
+async def list_templates(
+    gallery: GalleryDep, subject: SubjectPath, backend: BackendDep, page: PageDep
+) -> Page[TemplateOut]:
     """List the templates of a subject, oldest first."""
     listed = partial(backend.store.templates.list_page, gallery, subject)
-    return await page.read(TemplatesOut, backend.threads, gallery.seal, listed)
+    return await page.read(Page[TemplateOut], backend.threads, gallery.seal, listed)
 
 
 @routes.get("/{subject}/templates/{template}", dependencies=[READ])
@@ -183,7 +183,7 @@ async def move_template(
     template: ObjectId,
     body: JsonBody[TemplatePatch],
     backend: BackendDep,
-) -> TemplatesOut:
+) -> Page[TemplateOut]:
     """Move a template to another subject. The response is the first page of that subject's templates."""
     await backend.run_on_gallery(gallery, backend.store.templates.move, subject, template, body.subject)
     current = await backend.find_gallery(gallery.name)

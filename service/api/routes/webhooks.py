@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kith.wire.fields import ObjectId
+from kith.wire.fields import ObjectId, Page
 from kith.wire.webhooks import (
     CreatedWebhookOut,
     DeletedWebhookOut,
     WebhookIn,
     WebhookOut,
     WebhookReplayOut,
-    WebhooksOut,
     WebhookTestOut,
 )
 from service.api.http.access import ADMIN_ALL, BackendDep, router
@@ -41,11 +40,11 @@ async def create_webhook(body: JsonBody[WebhookIn], backend: BackendDep) -> Crea
 
 
 @routes.get("", dependencies=[ADMIN_ALL])
-async def list_webhooks(backend: BackendDep) -> WebhooksOut:
+async def list_webhooks(backend: BackendDep) -> Page[WebhookOut]:
     """List the webhooks, oldest first, with the place of each in the log of events."""
     waiting = await backend.threads.run(backend.store.receivers.waiting_counts)
     found = await backend.threads.run(backend.store.webhooks.list_all)
-    return WebhooksOut(data=[_webhook(webhook, waiting) for webhook in found])
+    return Page[WebhookOut](data=[_webhook(webhook, waiting) for webhook in found])
 
 
 @routes.get("/{webhook}", dependencies=[ADMIN_ALL])
