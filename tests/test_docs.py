@@ -58,8 +58,8 @@ def test_every_code_is_raised_and_every_raised_code_is_described() -> None:
 def test_errors_of_the_client_and_the_command_line() -> None:
     """Errors that no server sends."""
     documented = {row[0].strip("`") for row in rows("errors.md") if len(row) == 2}
-    folders = (ROOT / "kith", ROOT / "service" / "cli" / "commands")
-    places = [ROOT / "service" / "cli" / "main.py", *(path for folder in folders for path in folder.glob("*.py"))]
+    folders = (ROOT / "kith", ROOT / "service" / "cli", ROOT / "service" / "cli" / "commands")
+    places = [path for folder in folders for path in folder.glob("*.py")]
     named = {
         code for path in places for code in re.findall(r'(?:"code": |local_error\(\s*)"([a-z_]+)"', path.read_text())
     }
