@@ -185,3 +185,9 @@ export const subjectPath = (gallery, subject) => `${galleryPath(gallery)}/subjec
 export const decoysPath = (gallery, subject) => `${subjectPath(gallery, subject)}/decoys`;
 export const templatePath = (gallery, subject, template) =>
   `${subjectPath(gallery, subject)}/templates/${part(template)}`;
+
+/** Addresses of the console's own pages. */
+export const galleryPage = (gallery, rest = "") => `#/galleries/${encodeURIComponent(gallery)}${rest}`;
+export const subjectPage = (gallery, subject) => galleryPage(gallery, `/subjects/${encodeURIComponent(subject)}`);
+export const enrollPage = (gallery, subject) =>
+  `#/enroll?${new URLSearchParams({ gallery, ...(subject !== undefined && { subject }) })}`;

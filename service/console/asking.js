@@ -1,71 +1,74 @@
-// Dialogs that ask for something, and show why it failed.
+// “Who is it?”: a new or an enrolled person of a gallery.
 
 import { personField } from "./choices.js";
-import { fill, h, icon } from "./dom.js";
-import { dialog, field, unique } from "./ui.js";
+import { h } from "./dom.js";
+import { ask, field, textInput, ticked, unique } from "./ui.js";
 import * as words from "./words.js";
 
-/** A dialog with `elements` and a button that runs `act`. What `act` returns, or its error, stays in the dialog. */
-export function ask(title, yes, elements, act) {
-  const go = h("button", { type: "submit", class: "button primary" }, yes);
-  const wrong = h("p", { class: "refused", role: "alert" });
-  const submit = async (event) => {
-    event.preventDefault();
-    go.disabled = true;
-    try {
-      const refusal = await act();
-      if (refusal) fill(wrong, icon("warning"), refusal);
-      else box.close();
-    } catch (error) {
-      if (error.name !== "AbortError") fill(wrong, icon("warning"), error.message);
-    } finally {
-      go.disabled = false;
-    }
+/**
+ * Fields for a new or an enrolled person. `known`: the enrolled person at first, if not null. `name`: the input of the name,
+ * `between`: elements after the id. The result has the `elements`, the inputs, and `who()`, which resolves to
+ * {id, name, isNew}, or to a text that says what is missing.
+ */
+export function whoFields(signal, { label, isNew, texts, name = textInput({ maxLength: 500 }), between, onSwap }) {
+  const id = textInput({ maxLength: 128 });
+  const person = personField(label, signal);
+  const group = unique("who");
+  const radio = (checked) => h("input", { type: "radio", name: group, checked, onChange: swap });
+  const [fresh, there] = [radio(isNew), radio(!isNew)];
+  const fields = h("div.stack", [
+    field("Name", name),
+    field("Id", id, "What other programs call them; it cannot be changed later."),
+    between,
+  ]);
+  let ownId = false;
+  id.addEventListener("input", () => (ownId = id.value !== ""));
+  name.addEventListener("input", () => ownId || (id.value = words.idFrom(name.value)));
+
+  function swap() {
+    fields.hidden = !fresh.checked;
+    person.hidden = fresh.checked;
+    onSwap?.();
+  }
+
+  swap();
+  return {
+    elements: [
+      h("fieldset", [
+        h("legend.unseen", "New or enrolled"),
+        h("div.row", [ticked(fresh, texts[0]), ticked(there, texts[1])]),
+      ]),
+      fields,
+      person,
+    ],
+    id,
+    person,
+    fresh,
+    async who() {
+      const found = fresh.checked ? { id: id.value.trim(), name: name.value.trim() || null } : await person.find();
+      if (!found) return person.unfound;
+      if (!found.id) return "Enter a name or an id.";
+      return (fresh.checked && words.idRefusal(found.id)) || { ...found, isNew: fresh.checked };
+    },
+    /** Show the fields for an enrolled person, or for a new one. */
+    choose(known) {
+      (known ? there : fresh).checked = true;
+      if (known) person.set(known);
+      else [id.value, ownId] = ["", false];
+      swap();
+    },
   };
-  const cancel = h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel");
-  const box = dialog(
-    title,
-    h("form", { class: "stack", onSubmit: submit }, elements, wrong, h("div", { class: "actions end" }, cancel, go)),
-  );
 }
 
 /** Ask for a new or an enrolled person of a gallery, `known` at first. `act` gets {id, name, isNew}. */
 export async function askWho(gallery, signal, hint, act, { yes = "Save", known = null } = {}) {
-  const name = h("input", { type: "text", autocomplete: "off", maxLength: 500 });
-  const id = h("input", { type: "text", autocomplete: "off", spellcheck: false, maxLength: 128 });
-  const person = personField("Who is it?", signal);
-  await person.load(gallery);
+  const texts = ["A new person", "Somebody in this gallery"];
+  const fields = whoFields(signal, { label: "Who is it?", isNew: known === null, texts });
+  await fields.person.load(gallery);
   if (signal.aborted) return;
-  const group = unique("who");
-  const fresh = h("input", { type: "radio", name: group, checked: known === null });
-  const there = h("input", { type: "radio", name: group, checked: known !== null });
-  if (known) person.set(known);
-  const fields = h(
-    "div",
-    { class: "stack" },
-    field("Name", name),
-    field("Id", id, "What other programs call them; it cannot be changed later."),
-  );
-  const swap = () => {
-    fields.hidden = !fresh.checked;
-    person.hidden = fresh.checked;
-  };
-  for (const choice of [fresh, there]) choice.addEventListener("change", swap);
-  let typed = false;
-  id.addEventListener("input", () => (typed = id.value !== ""));
-  name.addEventListener("input", () => typed || (id.value = words.idFrom(name.value)));
-  swap();
-  const choices = h(
-    "div",
-    { class: "row" },
-    h("label", { class: "check" }, fresh, "A new person"),
-    h("label", { class: "check" }, there, "Somebody in this gallery"),
-  );
-  ask("Name this person", yes, [choices, fields, person, h("p", { class: "hint" }, hint)], async () => {
-    const found = fresh.checked ? { id: id.value.trim(), name: name.value.trim() || null } : await person.find();
-    if (!found) return person.unfound;
-    if (!found.id) return "Enter a name or an id.";
-    if (fresh.checked && words.idRefusal(found.id)) return words.idRefusal(found.id);
-    return await act({ ...found, isNew: fresh.checked });
+  if (known) fields.choose(known);
+  ask("Name this person", yes, [fields.elements, h("p.hint", hint)], async () => {
+    const found = await fields.who();
+    return typeof found === "string" ? found : await act(found);
   });
 }

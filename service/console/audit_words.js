@@ -1,6 +1,7 @@
 // The audit in words: labels of its events and outcomes, which a test compares with docs/keys.md, and its lines as sentences.
 
 import { counted } from "./numbers.js";
+import { tally } from "./words.js";
 
 export const EVENTS = {
   searched: "Search",
@@ -72,22 +73,6 @@ export const OUTCOMES = {
   job_not_found: "job of a gallery not allowed for the key",
 };
 
-const FOUND = {
-  identified: ["known", "known"],
-  uncertain: ["not sure", "not sure"],
-  unknown: ["stranger", "strangers"],
-  no_face: ["photo without a face", "photos without a face"],
-  rejected_quality: ["of low quality", "of low quality"],
-  rejected_liveness: ["not a live person", "not live people"],
-  error: ["unusable photo", "unusable photos"],
-};
-
-/** What was found, such as “2 known, 1 stranger”. `outcomes`: numbers by outcome. */
-const found = (outcomes) =>
-  Object.entries(outcomes)
-    .map(([outcome, count]) => `${count} ${(FOUND[outcome] ?? [outcome, outcome])[count === 1 ? 0 : 1]}`)
-    .join(", ");
-
 const whom = (person, subjects, strangers, albums) => {
   const people = subjects
     ? counted(subjects.length, "person", "people")
@@ -106,7 +91,7 @@ const PLAIN = {
   gallery_updated: ({ changed = [] }) => `Changed settings: ${listed(changed)}`,
   gallery_deleted: () => "Erased the gallery",
   gallery_exported: () => "Exported the gallery",
-  searched: ({ outcomes }) => `Searched: ${found(outcomes)}`,
+  searched: ({ outcomes }) => `Searched: ${tally(outcomes)}`,
   verified: (_, person, outcome) => `Compared a photo with ${person}: ${OUTCOMES[outcome] ?? outcome}`,
   crop_read: ({ count, subjects, strangers = [], albums = [] }, person) =>
     `Looked at ${counted(count, "stored picture")} of ${whom(person, subjects, strangers, albums)}`,

@@ -2,7 +2,7 @@
 // data: for screen readers the chart is one slider.
 
 import { fill, svg } from "./dom.js";
-import { grown, linear, logarithmic, oneIn, ticks } from "./numbers.js";
+import { linear, logarithmic, oneIn, ticks } from "./numbers.js";
 
 const DECADES = [0.1, 0.01, 0.001, 0.0001, 0.00001];
 const MARGIN = { top: 20, right: 20, bottom: 68, left: 104 };
@@ -11,23 +11,18 @@ const NARROW = 480;
 const MIN_RATE = 8e-6;
 
 /**
- * `stops`: positions of the handle, `{fpir, similarity, fnir}` by falling FPIR. `curve`: from the service. `words(stop)`: text
+ * `stops`: positions of the handle by falling FPIR, targets of the service with `similarity` and `fnir`. `curve`: from the service. `words(stop)`: text
  * of the handle. `onMove(stop)`: called when the user moves it. Returns the element, `focus()`, and `show(state)` with
  * `{stop, review, now, growth}`: position, review threshold, current threshold, and whether to draw the curve for ten times
  * as many people.
  */
 export function riskChart({ curve, stops, words, onMove }) {
-  const place = svg("svg", {
-    class: "chart",
-    role: "group",
-    "aria-label": "Risk by similarity, with a movable target",
-  });
+  const place = svg("svg.chart", { role: "group", "aria-label": "Risk by similarity, with a movable target" });
   const back = svg("g", { "aria-hidden": "true" });
   const front = svg("g", { "aria-hidden": "true" });
   const handle = svg(
-    "g",
+    "g.handle",
     {
-      class: "handle",
       role: "slider",
       tabindex: "0",
       "aria-label": "The risk you accept",
@@ -35,9 +30,11 @@ export function riskChart({ curve, stops, words, onMove }) {
       "aria-valuemin": "0",
       onKeydown: onKey,
     },
-    svg("circle", { class: "reach", r: 22 }),
-    svg("circle", { class: "knob", r: 10 }),
-    svg("path", { class: "grip", d: "M-3-3-6 0l3 3M3-3 6 0 3 3" }),
+    [
+      svg("circle.reach", { r: 22 }),
+      svg("circle.knob", { r: 10 }),
+      svg("path.grip", { d: "M-3-3-6 0l3 3M3-3 6 0 3 3" }),
+    ],
   );
   place.append(back, front, handle);
   const similarities = [...curve, ...stops].map((point) => point.similarity);
@@ -51,16 +48,8 @@ export function riskChart({ curve, stops, words, onMove }) {
     const margin = width < NARROW ? MARGIN_NARROW : MARGIN;
     const height = Math.round(Math.min(440, Math.max(320, width * 0.56)));
     const [left, right, top, bottom] = [margin.left, width - margin.right, margin.top, height - margin.bottom];
-    size = {
-      width,
-      height,
-      left,
-      right,
-      top,
-      bottom,
-      x: linear(domain, [left, right]),
-      y: logarithmic([1, MIN_RATE], [top, bottom]),
-    };
+    const [x, y] = [linear(domain, [left, right]), logarithmic([1, MIN_RATE], [top, bottom])];
+    size = { left, right, top, bottom, x, y };
     place.setAttribute("viewBox", `0 0 ${width} ${height}`);
     place.setAttribute("height", height);
     fill(back, axes(size, domain, width < NARROW));
@@ -72,6 +61,7 @@ export function riskChart({ curve, stops, words, onMove }) {
     const { x, y, top, bottom, left, right } = size;
     const at = Math.min(state.stop.similarity, domain[1]);
     const from = Math.max(domain[0], Math.min(state.review, at));
+    const grown = stops.filter((stop) => stop.grown.threshold <= domain[1]);
     const missed = stops.filter((stop) => stop.fnir !== null && stop.fnir > 0);
     const zone = (kind, a, b) =>
       b > a && svg("rect", { class: `zone ${kind}`, x: x(a), y: bottom + 1, width: x(b) - x(a), height: 8 });
@@ -80,17 +70,15 @@ export function riskChart({ curve, stops, words, onMove }) {
       zone("unknown", domain[0], from),
       zone("uncertain", from, at),
       zone("identified", at, domain[1]),
-      svg("path", { class: "band", d: band(curve, x, y, bottom) }),
-      state.growth &&
-        svg("path", { class: "line grown", d: line(curve.map((p) => [x(p.similarity), y(grown(p.fpir, 10))])) }),
-      svg("path", { class: "line missed", d: line(missed.map((stop) => [x(stop.similarity), y(stop.fnir)])) }),
-      svg("path", {
-        class: "line counted",
+      svg("path.band", { d: band(curve, x, y, bottom) }),
+      state.growth && svg("path.line.grown", { d: line(grown.map((stop) => [x(stop.grown.threshold), y(stop.fpir)])) }),
+      svg("path.line.missed", { d: line(missed.map((stop) => [x(stop.similarity), y(stop.fnir)])) }),
+      svg("path.line.counted", {
         d: line(curve.filter((p) => !p.extrapolated).map((p) => [x(p.similarity), y(p.fpir)])),
       }),
-      svg("path", { class: "line extrapolated", d: line(beyond(curve).map((p) => [x(p.similarity), y(p.fpir)])) }),
+      svg("path.line.extrapolated", { d: line(beyond(curve).map((p) => [x(p.similarity), y(p.fpir)])) }),
       state.now !== null && state.now <= domain[1] && state.now >= domain[0] && today(x(state.now), top, bottom),
-      svg("path", { class: "guide", d: `M${left} ${y(state.stop.fpir)}H${x(at)}V${bottom}` }),
+      svg("path.guide", { d: `M${left} ${y(state.stop.fpir)}H${x(at)}V${bottom}` }),
       label(oneIn(state.stop.fpir), x(at), y(state.stop.fpir), right),
     );
     handle.setAttribute("transform", `translate(${x(at)} ${y(state.stop.fpir)})`);
@@ -99,25 +87,15 @@ export function riskChart({ curve, stops, words, onMove }) {
     handle.setAttribute("aria-valuetext", words(state.stop));
   }
 
-  function move(stop) {
-    if (stop === undefined || stop === state.stop) return;
-    onMove(stop);
-  }
+  const move = (stop) => stop !== state.stop && onMove(stop);
 
   function onKey(event) {
-    const steps = {
-      ArrowRight: 1,
-      ArrowDown: 1,
-      ArrowLeft: -1,
-      ArrowUp: -1,
-      PageDown: 6,
-      PageUp: -6,
-      Home: -stops.length,
-      End: stops.length,
-    };
-    if (!(event.key in steps)) return;
+    const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, PageDown: 6, PageUp: -6 };
+    const ends = { Home: -stops.length, End: stops.length };
+    const step = steps[event.key] ?? ends[event.key];
+    if (step === undefined) return;
     event.preventDefault();
-    const to = stops.indexOf(state.stop) + steps[event.key];
+    const to = stops.indexOf(state.stop) + step;
     move(stops[Math.max(0, Math.min(stops.length - 1, to))]);
   }
 
@@ -155,35 +133,35 @@ export function riskChart({ curve, stops, words, onMove }) {
 function axes({ left, right, top, bottom, x, y }, domain, narrow) {
   return [
     DECADES.map((rate) => [
-      svg("path", { class: "grid", d: `M${left} ${y(rate)}H${right}` }),
-      svg("text", { class: "tick", x: left - 10, y: y(rate) + 4, "text-anchor": "end" }, oneIn(rate)),
+      svg("path.grid", { d: `M${left} ${y(rate)}H${right}` }),
+      svg("text.tick", { x: left - 10, y: y(rate) + 4, "text-anchor": "end" }, oneIn(rate)),
     ]),
-    svg("text", { class: "tick", x: left - 10, y: top + 4, "text-anchor": "end" }, "always"),
-    svg("path", { class: "grid", d: `M${left} ${top}H${right}` }),
-    svg("path", { class: "axis", d: `M${left} ${top}V${bottom}H${right}` }),
+    svg("text.tick", { x: left - 10, y: top + 4, "text-anchor": "end" }, "always"),
+    svg("path.grid", { d: `M${left} ${top}H${right}` }),
+    svg("path.axis", { d: `M${left} ${top}V${bottom}H${right}` }),
     ticks(domain, narrow ? 4 : 8).map((t) => [
-      svg("path", { class: "axis", d: `M${x(t)} ${bottom + 10}v4` }),
-      svg("text", { class: "tick", x: x(t), y: bottom + 30, "text-anchor": "middle" }, t.toFixed(2)),
+      svg("path.axis", { d: `M${x(t)} ${bottom + 10}v4` }),
+      svg("text.tick", { x: x(t), y: bottom + 30, "text-anchor": "middle" }, t.toFixed(2)),
     ]),
     svg(
-      "text",
-      { class: "tick", x: narrow ? 0 : left, y: bottom + 56 },
+      "text.tick",
+      { x: narrow ? 0 : left, y: bottom + 56 },
       narrow ? "← more matches" : "← more matches, more errors",
     ),
-    svg("text", { class: "tick", x: right, y: bottom + 56, "text-anchor": "end" }, "stricter →"),
+    svg("text.tick", { x: right, y: bottom + 56, "text-anchor": "end" }, "stricter →"),
   ];
 }
 
 const today = (at, top, bottom) => [
-  svg("path", { class: "today", d: `M${at} ${top}V${bottom}` }),
-  svg("text", { class: "tick", x: at, y: top - 7, "text-anchor": "middle" }, "in use"),
+  svg("path.today", { d: `M${at} ${top}V${bottom}` }),
+  svg("text.tick", { x: at, y: top - 7, "text-anchor": "middle" }, "in use"),
 ];
 
 /** A label beside the handle, away from the falling curve: above on the right, or below on the left. */
 function label(text, x, y, right) {
   const over = x < right - 120;
   const place = over ? { x: x + 18, y: y - 12 } : { x: x - 18, y: y + 28, "text-anchor": "end" };
-  return svg("text", { class: "told", ...place }, text);
+  return svg("text.told", { ...place }, text);
 }
 
 const line = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");

@@ -4,7 +4,7 @@ import { all, call, galleryPath, subjectPath } from "./api.js";
 import { fill, h } from "./dom.js";
 import { counted } from "./numbers.js";
 import { read, write } from "./store.js";
-import { afterTyping, field, tell, unique } from "./ui.js";
+import { afterTyping, choice, empty, field, heading, linkButton, loading, tell, textInput, unique } from "./ui.js";
 import { PRESETS, called, idRefusal, riskBriefly, unfound } from "./words.js";
 
 const GALLERY = "kith-gallery";
@@ -13,13 +13,29 @@ export const rememberedGallery = () => read("localStorage", GALLERY);
 export const rememberGallery = (name) => write("localStorage", GALLERY, name);
 
 /** The galleries of the key; null if it may not list them. Throws Problem. */
-export async function galleries(signal) {
+export async function galleries(signal, most) {
   try {
-    return await all("/v1/galleries", { signal });
+    return await all("/v1/galleries", { signal, most });
   } catch (error) {
     if (error.code === "forbidden") return null;
     throw error;
   }
+}
+
+/** A page with `desk(known, params, signal)`, or with a hint to create a gallery if there is none. */
+export function galleryDesk(title, lead, desk, params, signal) {
+  const first = () =>
+    empty(
+      "gallery",
+      "Create a gallery first",
+      "A gallery holds the people to recognize, such as a staff, a club or a family. Create one and enroll people.",
+      linkButton("Create a gallery", "#/galleries?new=1", { kind: "primary", icon: "plus" }),
+    );
+  const content = async () => {
+    const known = await galleries(signal);
+    return known?.length === 0 ? first() : desk(known, params, signal);
+  };
+  return h("div.page", [heading(title, lead), loading(content, "Loading galleries…")]);
 }
 
 /** A gallery field: a list, or a text field if the key may not list galleries (`known` null). The element has `value`, and a
@@ -30,31 +46,17 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
     rememberGallery(name);
     onChange?.(name);
   };
+  const own = (element, input) => Object.defineProperty(element, "value", { get: () => input.value.trim() });
   if (known === null) {
-    const input = h("input", {
-      type: "text",
-      value: wanted ?? "",
-      autocomplete: "off",
-      spellcheck: false,
-      required: true,
-    });
+    const input = textInput({ value: wanted ?? "", required: true });
     input.addEventListener("change", () => input.value.trim() && change(input.value.trim()));
-    const element = field(label, input, "This key cannot list galleries. Type the name of your gallery.");
-    Object.defineProperty(element, "value", { get: () => input.value.trim() });
-    return element;
+    return own(field(label, input, "This key cannot list galleries. Type the name of your gallery."), input);
   }
   const told = (one) => `${one.name} (${counted(one.subject_count, "person", "people")})`;
-  const select = h(
-    "select",
-    {},
-    known.map((one) => h("option", { value: one.name }, told(one))),
-  );
-  select.value = known.some((one) => one.name === wanted)
-    ? wanted
-    : ((known.find((one) => one.subject_count > 0) ?? known[0])?.name ?? "");
-  select.addEventListener("change", () => change(select.value));
-  const element = field(label, select);
-  Object.defineProperty(element, "value", { get: () => select.value });
+  const pairs = known.map((one) => [one.name, told(one)]);
+  const first = known.find((one) => one.name === wanted) ?? known.find((one) => one.subject_count > 0) ?? known[0];
+  const select = choice(pairs, { value: first?.name ?? "", onChange: () => change(select.value) });
+  const element = own(field(label, select), select);
   element.recount = async () => {
     const now = new Map((await galleries()).map((one) => [one.name, told(one)]));
     for (const option of select.options) option.textContent = now.get(option.value) ?? option.textContent;
@@ -65,24 +67,19 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
 /** A strictness field with `value` and, in words, `told`. `own`: the gallery's risk in words, null if there is none. `pairs`: labels of the presets for
  * comparisons, which do not share the choice for searches. `chosen`: the preselected preset. */
 export function riskField(onChange, { own = null, label = "How strict", hint, pairs, chosen } = {}) {
-  const select = h(
-    "select",
-    {},
-    own !== null && h("option", { value: "" }, `Gallery setting: ${own}`),
-    (pairs ?? PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`])).map(([value, words]) =>
-      h("option", { value }, words),
-    ),
-  );
   const remembered = pairs ? null : read("sessionStorage", RISK);
-  select.value = chosen ?? (own === null ? "standard" : (remembered ?? ""));
-  select.addEventListener("change", () => {
+  const options = pairs?.slice() ?? PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`]);
+  if (own !== null) options.unshift(["", `Gallery setting: ${own}`]);
+  const change = () => {
     if (own !== null && !pairs) write("sessionStorage", RISK, select.value);
     onChange?.();
+  };
+  const value = chosen ?? (own === null ? "standard" : (remembered ?? ""));
+  const select = choice(options, { value, onChange: change });
+  return Object.defineProperties(field(label, select, hint), {
+    value: { get: () => (select.value ? { preset: select.value } : undefined) },
+    told: { get: () => select.selectedOptions[0]?.textContent ?? "" },
   });
-  const element = field(label, select, hint);
-  Object.defineProperty(element, "value", { get: () => (select.value ? { preset: select.value } : undefined) });
-  Object.defineProperty(element, "told", { get: () => select.selectedOptions[0]?.textContent ?? "" });
-  return element;
 }
 
 /** A gallery's own risk for `riskField`. */
@@ -96,7 +93,7 @@ const PROPOSED = 100; // people that the field lists at once
  */
 export function personField(label, signal, { onPick } = {}) {
   const list = h("datalist", { id: unique("people") });
-  const input = h("input", { type: "text", autocomplete: "off", spellcheck: false });
+  const input = textInput();
   input.setAttribute("list", list.id);
   const element = field(label, input, "Type a name or an id.");
   element.append(list);
@@ -107,11 +104,8 @@ export function personField(label, signal, { onPick } = {}) {
 
   /** The people who match the text, at most PROPOSED; none if the text cannot be searched for. */
   async function search(text, until) {
-    const options = {
-      query: { limit: PROPOSED, q: text || null },
-      signal: AbortSignal.any([signal, until]),
-      most: text ? PROPOSED : 1,
-    };
+    const query = { limit: PROPOSED, q: text || null };
+    const options = { query, signal: AbortSignal.any([signal, until]), most: text ? PROPOSED : 1 };
     return await all(`${galleryPath(gallery)}/subjects`, options).catch((error) => {
       if (error.code !== "forbidden" && error.code !== "invalid_request") throw error;
       return [];
@@ -124,10 +118,8 @@ export function personField(label, signal, { onPick } = {}) {
     const matching = await search(text, until);
     until.throwIfAborted();
     people = matching;
-    fill(
-      list,
-      people.map((one) => h("option", { value: shown(one) })),
-    );
+    const options = people.map((one) => h("option", { value: shown(one) }));
+    fill(list, options);
   }
 
   element.load = async (name) => {

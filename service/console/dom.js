@@ -5,20 +5,24 @@ const SVG = "http://www.w3.org/2000/svg";
 const READ_ONLY = ["list", "form"]; // read-only properties with an attribute
 
 /**
- * An HTML element. `props`: `class`, `on…` listeners, `dataset`, `style` (an object), properties such as `value`, and
- * attributes. Null and undefined are skipped, and false unless the property is boolean.
+ * An HTML element: `h("p.hint", { title }, children)`. `tag`: with classes. `props`, which may be omitted: `class` (instead of
+ * those of the tag), `on…` listeners, `dataset`, `style` (an object), properties such as `value`, and attributes. Null and
+ * undefined are skipped, and false unless the property is boolean. `children`: text, an element, or a nested list of them.
  */
-export function h(tag, props = {}, ...children) {
-  return build(document.createElement(tag), props, children);
-}
+export const h = (tag, ...rest) => build((name) => document.createElement(name), tag, rest);
+
+/** An element with a child for each of `items`. */
+export const each = (tag, items, make) => h(tag, items.map(make));
 
 /** An SVG element. */
-export function svg(tag, props = {}, ...children) {
-  return build(document.createElementNS(SVG, tag), props, children);
-}
+export const svg = (tag, ...rest) => build((name) => document.createElementNS(SVG, name), tag, rest);
 
-function build(element, props, children) {
-  for (const [name, value] of Object.entries(props ?? {})) {
+function build(create, tag, rest) {
+  const [name, ...classes] = tag.split(".");
+  const element = create(name);
+  if (classes.length > 0) element.setAttribute("class", classes.join(" "));
+  const props = rest[0]?.constructor === Object ? rest.shift() : {};
+  for (const [name, value] of Object.entries(props)) {
     if (value === null || value === undefined) continue;
     if (value === false && typeof element[name] !== "boolean") continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2).toLowerCase(), value);
@@ -28,7 +32,7 @@ function build(element, props, children) {
     else if (name in element && !(element instanceof SVGElement) && !READ_ONLY.includes(name)) element[name] = value;
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...nodes(children));
+  element.append(...nodes(rest));
   return element;
 }
 
@@ -45,7 +49,7 @@ export function fill(element, ...children) {
 
 /** An icon from the set below, hidden from screen readers, because its label says the same. */
 export function icon(name) {
-  return svg("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
+  return svg("svg.icon", { viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
 }
 
 const ICONS = {

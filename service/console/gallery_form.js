@@ -2,7 +2,7 @@
 
 import { call } from "./api.js";
 import { h } from "./dom.js";
-import { field, unique } from "./ui.js";
+import { choice, field, ticked, folded, unique } from "./ui.js";
 import { misses, PRESETS, riskBriefly } from "./words.js";
 
 const DEFAULT = {
@@ -41,27 +41,13 @@ const GATE = [
 
 /** Fields for the settings `from`. The result has `elements`, and `read()` for the changed settings. */
 export function galleryForm(from = DEFAULT) {
-  const options = (pairs, value) => {
-    const select = h(
-      "select",
-      {},
-      pairs.map(([name, words]) => h("option", { value: name }, words)),
-    );
-    select.value = value;
-    return select;
-  };
   const number = (value, props) => h("input", { type: "number", value: value ?? "", step: "any", ...props });
   const checked = (on) => h("input", { type: "checkbox", checked: on });
 
   const preset = from === DEFAULT ? "standard" : PRESETS.find(([, , , rate]) => rate === from.risk.fpir)?.[0];
-  const risk = options(
-    [
-      ...PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`]),
-      ...(preset ? [] : [["as-it-is", `Current: ${riskBriefly(from.risk)}`]]),
-      ["own", "Another number…"],
-    ],
-    preset ?? "as-it-is",
-  );
+  const presets = PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`]);
+  if (!preset) presets.push(["as-it-is", `Current: ${riskBriefly(from.risk)}`]);
+  const risk = choice([...presets, ["own", "Another number…"]], { value: preset ?? "as-it-is" });
   const rate = number("", { min: 2, max: 1e12, step: 1, placeholder: "5000" });
   const own = field("One stranger in", rate, "Searches for strangers per wrong match.");
   const showOwn = () => {
@@ -71,15 +57,15 @@ export function galleryForm(from = DEFAULT) {
   risk.addEventListener("change", showOwn);
   showOwn();
   const group = unique("crops");
-  const choice = (kept) => h("input", { type: "radio", name: group, checked: from.keep_crops === kept });
-  const [crops, none] = [choice(true), choice(false)];
+  const radio = (kept) => h("input", { type: "radio", name: group, checked: from.keep_crops === kept });
+  const [crops, none] = [radio(true), radio(false)];
   const days = number(from.retention_days, { min: 1, max: 36_500, step: 1, placeholder: "never" });
   const remember = number(from.remember_strangers_days, { min: 1, max: 3650, step: 1, placeholder: "never" });
   const live = checked(from.liveness === "required");
   const liveFrom = number(from.liveness_threshold, { min: 0, max: 1, placeholder: "model default" });
   const review = number(from.review_factor, { min: 1, max: 1000, required: true });
   const once = checked(from.one_face_per_person);
-  const index = options(INDEX, from.index);
+  const index = choice(INDEX, { value: from.index });
   const recall = number(from.recall, { min: 0.5, max: 1, required: true });
   const gate = GATE.map(([name, label]) => [name, label, number(from.quality_gate[name], { min: 0, required: true })]);
 
@@ -87,7 +73,7 @@ export function galleryForm(from = DEFAULT) {
     risk.value === "as-it-is"
       ? from.risk
       : { fpir: risk.value === "own" ? 1 / rate.valueAsNumber : PRESETS.find(([name]) => name === risk.value)[3] };
-  const cost = h("p", { class: "hint", role: "status" });
+  const cost = h("p.hint", { role: "status" });
   const showCost = async () => {
     const { fpir } = chosenRisk();
     const model = fpir > 0 && fpir < 1 ? await call("GET", `/v1/models?fpir=${fpir}`).catch(() => null) : null;
@@ -98,25 +84,22 @@ export function galleryForm(from = DEFAULT) {
     showCost();
   }
 
+  const or = (input) => (input.value === "" ? null : input.valueAsNumber);
   const all = () => ({
     risk: chosenRisk(),
     keep_crops: crops.checked,
-    retention_days: days.value === "" ? null : days.valueAsNumber,
-    remember_strangers_days: remember.value === "" ? null : remember.valueAsNumber,
+    retention_days: or(days),
+    remember_strangers_days: or(remember),
     liveness: live.checked ? "required" : "off",
-    liveness_threshold: liveFrom.value === "" ? null : liveFrom.valueAsNumber,
+    liveness_threshold: or(liveFrom),
     review_factor: review.valueAsNumber,
     one_face_per_person: once.checked,
     index: index.value,
     recall: recall.valueAsNumber,
     quality_gate: Object.fromEntries(gate.map(([name, , input]) => [name, input.valueAsNumber])),
   });
-  const tick = (input, label, hint) =>
-    h("div", { class: "field" }, h("label", { class: "check" }, input, label), h("p", { class: "hint" }, hint));
-  const advanced = h(
-    "details",
-    { class: "details" },
-    h("summary", {}, "Advanced"),
+  const tick = (input, label, hint) => h("div.field", [ticked(input, label), h("p.hint", hint)]);
+  const advanced = folded("Advanced", [
     tick(live, "Only live people", "Refuses pictures of people. Needs a pack with a liveness model."),
     field("Minimum liveness", liveFrom, "0 to 1. Empty: the default of the model."),
     field("Review factor", review, "“Not sure” up to this multiple of the risk. 1: never."),
@@ -125,15 +108,10 @@ export function galleryForm(from = DEFAULT) {
       "One face per person",
       "Names a person in one face of a photo only. Clear it for collages of different photos.",
     ),
-    h(
-      "fieldset",
-      { class: "stack" },
-      h("legend", {}, "Quality limits"),
-      gate.map(([, label, input]) => field(label, input)),
-    ),
+    h("fieldset.stack", [h("legend", "Quality limits"), gate.map(([, label, input]) => field(label, input))]),
     field("Index", index),
     field("Minimum recall of the index", recall, "0.5 to 1. Below it, every photo is compared."),
-  );
+  ]);
   // The browser shows validation errors only on visible fields. The event does not bubble.
   advanced.addEventListener("invalid", () => (advanced.open = true), { capture: true });
   return {
@@ -145,10 +123,8 @@ export function galleryForm(from = DEFAULT) {
       ),
       own,
       cost,
-      h(
-        "fieldset",
-        { class: "stack tight" },
-        h("legend", {}, "Pictures of the faces"),
+      h("fieldset.stack.tight", [
+        h("legend", "Pictures of the faces"),
         tick(
           crops,
           "Keep a small picture of each enrolled face",
@@ -159,7 +135,7 @@ export function galleryForm(from = DEFAULT) {
           "Keep no pictures",
           "You then see no faces beside names, cannot compare them to tell duplicates and wrong names, and need everybody’s photos again to move to a better recognizer.",
         ),
-      ),
+      ]),
       field("Delete photos after days", days, "People without photos are deleted too. Empty: never."),
       field(
         "Remember strangers for days",

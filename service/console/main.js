@@ -4,7 +4,7 @@ import { EVENTS, KEY, isOpen, key, setKey } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { clearDesk } from "./photo.js";
 import { read, storageName, write } from "./store.js";
-import { closeDialogs, dialog, field, heading, linkButton, problemBox } from "./ui.js";
+import { ask, button, closeDialogs, dialog, field, heading, linkButton, notice, problemBox, ticked } from "./ui.js";
 import * as album from "./pages/album.js";
 import * as albums from "./pages/albums.js";
 import * as audit from "./pages/audit.js";
@@ -90,12 +90,10 @@ function show(focus = true) {
     if (page === null) {
       document.title = "Page not found · Kith";
       const text = "The address may be incomplete, or from another version.";
-      content = h(
-        "div",
-        { class: "page" },
+      content = h("div.page", [
         heading("Page not found", text),
-        linkButton("Go to the start page", "#/identify"),
-      );
+        h("div.actions", linkButton("Go to the start page", "#/identify")),
+      ]);
     } else {
       Object.assign(params, Object.fromEntries(new URLSearchParams(query)));
       document.title = `${page.title(params)} · Kith`;
@@ -141,20 +139,11 @@ async function showKey() {
 }
 
 function tellOpen() {
-  const box = dialog(
-    "Your key",
-    h(
-      "p",
-      {},
-      "This service has no API keys, so it needs none. After somebody creates the first key, each request needs one.",
-    ),
-    h(
-      "div",
-      { class: "actions end" },
-      linkButton("Manage keys", "#/settings/keys"),
-      h("button", { type: "button", class: "button primary", onClick: () => box.close() }, "Close"),
-    ),
-  );
+  const text =
+    "This service has no API keys, so it needs none. After somebody creates the first key, each request needs one.";
+  const close = button("Close", () => box.close(), { kind: "primary" });
+  const manage = linkButton("Manage keys", "#/settings/keys");
+  const box = dialog("Your key", h("p", text), h("div.actions.end", [manage, close]));
 }
 
 function askForKey(problem) {
@@ -168,43 +157,17 @@ function askForKey(problem) {
     title: "Letters, digits and symbols, without spaces",
   });
   const remember = h("input", { type: "checkbox" });
-  const box = dialog(
-    "Your key",
-    h(
-      "form",
-      {
-        onSubmit: (event) => {
-          event.preventDefault();
-          setKey(input.value.trim(), remember.checked);
-          box.close();
-        },
-      },
-      problem &&
-        key() &&
-        h(
-          "p",
-          { class: "notice error", role: "alert" },
-          icon("warning"),
-          "The service does not accept this key. It is mistyped, revoked or expired.",
-        ),
-      h("p", {}, "This service needs an API key. Ask its operator for one."),
-      !problem && key() && h("p", { class: "hint" }, "In use: ", h("code", {}, keyName(key()))),
-      field("Key", input, "This tab keeps it until you close it."),
-      h("label", { class: "check" }, remember, " Remember it on this computer"),
-      h(
-        "div",
-        { class: "actions end" },
-        key() &&
-          h(
-            "button",
-            { type: "button", class: "button plain", onClick: () => (setKey(null), box.close()) },
-            "Forget the key",
-          ),
-        h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"),
-        h("button", { type: "submit", class: "button primary" }, "Use this key"),
-      ),
-    ),
-  );
+  const wrong = "The service does not accept this key. It is mistyped, revoked or expired.";
+  const elements = [
+    problem && key() && Object.assign(notice("warning", wrong, "error"), { role: "alert" }),
+    h("p", "This service needs an API key. Ask its operator for one."),
+    !problem && key() && h("p.hint", ["In use: ", h("code", keyName(key()))]),
+    field("Key", input, "This tab keeps it until you close it."),
+    ticked(remember, "Remember it on this computer"),
+  ];
+  const box = ask("Your key", "Use this key", elements, () => setKey(input.value.trim(), remember.checked));
+  const forget = button("Forget the key", () => (setKey(null), box.close()));
+  if (key()) box.go.parentElement.prepend(forget);
   box.classList.add("key", "stays");
 }
 
@@ -221,28 +184,21 @@ function toggleTheme() {
 
 const theme = read("localStorage", THEME);
 if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
-fill(
-  document.querySelector(".places"),
-  PLACES.map(([path, name, picture]) =>
-    h("a", { href: `#${path}`, dataset: { path } }, icon(picture), h("span", {}, name)),
-  ),
-);
+const place = ([path, name, picture]) =>
+  h("a", { href: `#${path}`, dataset: { path } }, [icon(picture), h("span", name)]);
+fill(document.querySelector(".places"), PLACES.map(place));
+const quiet = { kind: "quiet" };
+const manage = linkButton("Settings", "#/settings/keys", {
+  ...quiet,
+  icon: "settings",
+  dataset: { path: "/settings" },
+});
 fill(
   document.querySelector(".rail-foot"),
-  h(
-    "a",
-    { class: "button quiet", href: "#/settings/keys", dataset: { path: "/settings" } },
-    icon("settings"),
-    h("span", {}, "Settings"),
-  ),
-  h("button", { type: "button", class: "button quiet", onClick: showKey }, icon("key"), h("span", {}, "Your key")),
-  h(
-    "button",
-    { type: "button", class: "button quiet", onClick: toggleTheme },
-    icon("sun"),
-    h("span", {}, "Light or dark"),
-  ),
-  h("a", { class: "button quiet", href: "docs" }, icon("docs"), h("span", {}, "API reference")),
+  manage,
+  button("Your key", showKey, { ...quiet, icon: "key" }),
+  button("Light or dark", toggleTheme, { ...quiet, icon: "sun" }),
+  linkButton("API reference", "docs", { ...quiet, icon: "docs" }),
 );
 EVENTS.addEventListener("refused", ({ problem }) => {
   refused = true;

@@ -66,35 +66,6 @@ export const STOPS = [
   1e5,
 ].map((n) => digits(1 / n, 3));
 
-/** The FPIR for `times` as many people: 1 - (1 - FPIR)^times, exact for tiny rates. */
-export const grown = (fpir, times) => (fpir >= 1 ? 1 : -Math.expm1(times * Math.log1p(-fpir)));
-
-/** FPIR at a similarity, interpolated exponentially, constant beyond the ends of the curve. */
-export function fpirAt(curve, similarity) {
-  const after = curve.findIndex((point) => point.similarity >= similarity);
-  if (after === 0) return curve[0].fpir;
-  if (after === -1) return curve.at(-1).fpir;
-  const [a, b] = [curve[after - 1], curve[after]];
-  const part = (similarity - a.similarity) / (b.similarity - a.similarity);
-  return a.fpir * (b.fpir / a.fpir) ** part;
-}
-
-/** A text if a similarity lies beyond the curve, otherwise null. */
-export function beyondCurve(curve, similarity) {
-  if (similarity < curve[0].similarity) return "a larger risk than the curve shows";
-  return similarity > curve.at(-1).similarity ? "a smaller risk than the curve shows" : null;
-}
-
-/** The similarity at which the curve reaches `fpir`, limited to its ends. */
-export function similarityAt(curve, fpir) {
-  const after = curve.findIndex((point) => point.fpir <= fpir);
-  if (after === 0) return curve[0].similarity;
-  if (after === -1) return curve.at(-1).similarity;
-  const [a, b] = [curve[after - 1], curve[after]];
-  const part = a.fpir === b.fpir ? 1 : Math.log(fpir / a.fpir) / Math.log(b.fpir / a.fpir);
-  return a.similarity + part * (b.similarity - a.similarity);
-}
-
 /** A linear scale from `domain` to `range`. */
 export const linear =
   ([from, to], [first, last]) =>

@@ -1,28 +1,26 @@
 // Fields of a person: name, tags and metadata.
 
 import { fill, h, icon } from "./dom.js";
-import { button, field } from "./ui.js";
+import { button, field, textInput } from "./ui.js";
 import { readTyped, tags, typed, typedTags } from "./words.js";
 
 /** Fields with the values `from`. The result has `elements`, `name` (the input), `read()`, and `changed()` for the edited
  * fields only. */
 export function personForm(from = { name: "", tags: [], metadata: {} }, { nameLabel = "Name" } = {}) {
-  const name = h("input", { type: "text", value: from.name ?? "", autocomplete: "off", maxLength: 500 });
-  const labels = h("input", { type: "text", value: typedTags(from.tags), autocomplete: "off" });
-  const rows = h("div", { class: "stack tight" });
+  const name = textInput({ value: from.name ?? "", maxLength: 500 });
+  const labels = textInput({ value: typedTags(from.tags) });
+  const rows = h("div.stack.tight");
   const held = new Map(); // row: original entry and its texts
   const add = (key = "", value = "") => {
-    const row = h(
-      "div",
-      { class: "pair" },
-      h("input", { type: "text", value: key, "aria-label": "What", placeholder: "room", autocomplete: "off" }),
-      h("input", { type: "text", value, "aria-label": "Value", placeholder: "12", autocomplete: "off" }),
+    const row = h("div.pair", [
+      textInput({ value: key, "aria-label": "What", placeholder: "room" }),
+      textInput({ value, "aria-label": "Value", placeholder: "12" }),
       h(
-        "button",
-        { type: "button", class: "button quiet", "aria-label": "Remove this line", onClick: () => row.remove() },
+        "button.button.quiet",
+        { type: "button", "aria-label": "Remove this line", onClick: () => row.remove() },
         icon("close"),
       ),
-    );
+    ]);
     rows.append(row);
     return row;
   };
@@ -35,14 +33,12 @@ export function personForm(from = { name: "", tags: [], metadata: {} }, { nameLa
   const pair = (row) =>
     untouched(row) ? held.get(row).entry : [texts(row)[0].trim(), readTyped(texts(row)[1].trim())];
   const first = [name.value, labels.value];
-  const more = h(
-    "details",
-    { class: "details", open: Object.keys(from.metadata).length > 0 },
-    h("summary", {}, "More fields"),
-    h("p", { class: "hint" }, "Store more data with the person. Searches can filter by it."),
+  const more = h("details.details", { open: Object.keys(from.metadata).length > 0 }, [
+    h("summary", "More fields"),
+    h("p.hint", "Store more data with the person. Searches can filter by it."),
     rows,
     button("Add a line", () => add().firstChild.focus(), { icon: "plus", kind: "quiet" }),
-  );
+  ]);
   const read = () => ({
     name: name.value.trim() || null,
     tags: tags(labels.value),

@@ -26,18 +26,9 @@ export async function open(file, signal) {
   else signal.addEventListener("abort", over);
   const image = new Image();
   image.src = url;
-  const drawable = await image.decode().then(
-    () => true,
-    () => false,
-  );
-  return {
-    file,
-    url,
-    drawable,
-    image,
-    width: drawable ? image.naturalWidth : null,
-    height: drawable ? image.naturalHeight : null,
-  };
+  const drawable = (await image.decode().catch(() => false)) !== false;
+  const [width, height] = drawable ? [image.naturalWidth, image.naturalHeight] : [null, null];
+  return { file, url, drawable, image, width, height };
 }
 
 /** An upright copy of a WebP, for display. The original file is uploaded. */
@@ -92,12 +83,9 @@ export async function smaller(photo, most = 3000) {
 export async function cropped(photo, face, others) {
   const [x0, y0, x1, y1] = face.box;
   const room = 0.8 * Math.max(x1 - x0, y1 - y0);
-  const around = [
-    Math.max(0, Math.floor(x0 - room)),
-    Math.max(0, Math.floor(y0 - room)),
-    Math.min(photo.width, Math.ceil(x1 + room)),
-    Math.min(photo.height, Math.ceil(y1 + room)),
-  ];
+  const [left, top] = [x0 - room, y0 - room].map((at) => Math.max(0, Math.floor(at)));
+  const [right, bottom] = [x1 + room, y1 + room].map(Math.ceil);
+  const around = [left, top, Math.min(photo.width, right), Math.min(photo.height, bottom)];
   return await drawn(photo, around, 1, { hidden: others.map((other) => other.box), shown: face.box });
 }
 
@@ -106,21 +94,11 @@ async function drawn(photo, [x0, y0, x1, y1], scale, { hidden = [], shown } = {}
   const context = canvas.getContext("2d");
   context.drawImage(photo.image, x0, y0, x1 - x0, y1 - y0, 0, 0, canvas.width, canvas.height);
   context.fillStyle = "#808080";
-  for (const [a, b, c, d] of hidden)
-    context.fillRect((a - x0) * scale, (b - y0) * scale, (c - a) * scale, (d - b) * scale);
+  const moved = ([a, b, c, d]) => [a - x0, b - y0, c - a, d - b].map((value) => value * scale);
+  for (const box of hidden) context.fillRect(...moved(box));
   if (hidden.length) {
     const [a, b, c, d] = shown; // restore overlaps with hidden faces
-    context.drawImage(
-      photo.image,
-      a,
-      b,
-      c - a,
-      d - b,
-      (a - x0) * scale,
-      (b - y0) * scale,
-      (c - a) * scale,
-      (d - b) * scale,
-    );
+    context.drawImage(photo.image, a, b, c - a, d - b, ...moved(shown));
   }
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.95));
   return new File([blob], photo.file.name.replace(/(\.\w+)?$/, ".jpg"), { type: "image/jpeg" });
@@ -128,9 +106,9 @@ async function drawn(photo, [x0, y0, x1, y1], scale, { hidden = [], shown } = {}
 
 /** A cropped face, `size` pixels wide, or an icon if the photo cannot be shown. */
 export function thumbnail(photo, box, size = 72) {
-  if (!photo.drawable) return h("span", { class: "thumb blank", "aria-hidden": "true" }, icon("enroll"));
+  if (!photo.drawable) return h("span.thumb.blank", { "aria-hidden": "true" }, icon("enroll"));
   const density = Math.min(3, devicePixelRatio || 1);
-  const canvas = h("canvas", { class: "thumb", width: size * density, height: size * density, "aria-hidden": "true" });
+  const canvas = h("canvas.thumb", { width: size * density, height: size * density, "aria-hidden": "true" });
   const side = Math.min(Math.max(box[2] - box[0], box[3] - box[1]) * 1.35, photo.width, photo.height);
   const within = (at, whole) => Math.max(0, Math.min(at, whole - side));
   const x = within((box[0] + box[2] - side) / 2, photo.width);
@@ -148,66 +126,43 @@ export function thumbnail(photo, box, size = 72) {
  */
 export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt = "The photo" } = {}) {
   const share = (value, whole) => `${(value / whole) * 100}%`;
-  const widths = labelWidths(
-    marks.map(({ face }) => face.box),
-    photo.width,
-  );
+  const all = marks.map(({ face }) => face.box);
+  const widths = labelWidths(all, photo.width);
   const boxes = marks.map(({ face, outcome, label, name }, i) => {
     const [x0, y0, x1, y1] = face.box;
-    const box = h(
-      onChoose ? "button" : "div",
-      {
-        class: `face-box ${outcome ?? ""}`,
-        style: {
-          left: share(x0, photo.width),
-          top: share(y0, photo.height),
-          width: share(x1 - x0, photo.width),
-          height: share(y1 - y0, photo.height),
-        },
-        ...(onChoose ? { type: "button", "aria-label": label, onClick: () => onChoose(i) } : { "aria-hidden": "true" }),
-      },
-      h("span", { class: "face-number", "aria-hidden": "true" }, String(i + 1)),
-      name &&
-        h(
-          "span",
-          { class: "face-name", "aria-hidden": "true", style: { "--room": `${100 * widths[i]}%` } },
-          h("span", {}, name),
-        ),
-    );
-    for (const [name, on] of [
-      ["pointerenter", true],
-      ["pointerleave", false],
-      ["focus", true],
-      ["blur", false],
-    ])
-      box.addEventListener(name, () => onPoint?.(i, on));
+    const style = {
+      left: share(x0, photo.width),
+      top: share(y0, photo.height),
+      width: share(x1 - x0, photo.width),
+      height: share(y1 - y0, photo.height),
+    };
+    const acts = { type: "button", "aria-label": label, onClick: () => onChoose(i) };
+    const props = { class: `face-box ${outcome ?? ""}`, style, ...(onChoose ? acts : { "aria-hidden": "true" }) };
+    const room = { "aria-hidden": "true", style: { "--room": `${100 * widths[i]}%` } };
+    const box = h(onChoose ? "button" : "div", props, [
+      h("span.face-number", { "aria-hidden": "true" }, String(i + 1)),
+      name && h("span.face-name", room, h("span", name)),
+    ]);
+    for (const name of ["pointerenter", "focus"]) box.addEventListener(name, () => onPoint?.(i, true));
+    for (const name of ["pointerleave", "blur"]) box.addEventListener(name, () => onPoint?.(i, false));
     return box;
   });
   const dots = marks.flatMap(({ face }) =>
     face.landmarks.map(([x, y]) =>
-      h("span", { class: "landmark", style: { left: share(x, photo.width), top: share(y, photo.height) } }),
+      h("span.landmark", { style: { left: share(x, photo.width), top: share(y, photo.height) } }),
     ),
   );
+  const ratio = { "aspect-ratio": `${photo.width} / ${photo.height}` };
   const picture = photo.drawable
     ? h("img", { src: photo.url, alt, width: photo.width, height: photo.height })
-    : h("div", {
-        class: "undrawable",
-        role: "img",
-        "aria-label": alt,
-        style: { "aspect-ratio": `${photo.width} / ${photo.height}` },
-      });
-  const view = h("div", { class: "stage-view" }, h("div", { class: "stage-frame" }, picture, dots, boxes));
-  const element = h(
-    "figure",
-    { class: `stage ${landmarks ? "with-landmarks" : ""}`, style: { "--ratio": photo.width / photo.height } },
-    view,
-    !photo.drawable &&
-      h(
-        "figcaption",
-        { class: "hint" },
-        "This browser cannot show this format. Kith can read it: the boxes show the faces.",
-      ),
-  );
+    : h("div.undrawable", { role: "img", "aria-label": alt, style: ratio });
+  const view = h("div.stage-view", h("div.stage-frame", [picture, dots, boxes]));
+  const props = {
+    class: `stage ${landmarks ? "with-landmarks" : ""}`,
+    style: { "--ratio": photo.width / photo.height },
+  };
+  const unshown = "This browser cannot show this format. Kith can read it: the boxes show the faces.";
+  const element = h("figure", props, [view, !photo.drawable && h("figcaption.hint", unshown)]);
   element.point = (i, on) => {
     boxes[i]?.classList.toggle("pointed", on);
     if (on && boxes[i]) center(view, boxes[i]);
@@ -240,7 +195,7 @@ function zoomButtons(element, view) {
   };
   const out = button("Zoom out", () => to(-1), { kind: "quiet", icon: "minus", disabled: true });
   const into = button("Zoom in", () => to(1), { kind: "quiet", icon: "plus" });
-  return h("div", { class: "actions zoom" }, out, into);
+  return h("div.actions.zoom", [out, into]);
 }
 
 /** Scroll an enlarged photo so that the face is in view. The page itself does not scroll. */
@@ -266,26 +221,16 @@ export function picker(
     input.value = "";
     if (files.length) onPhotos(files);
   });
-  const element = h(
-    "section",
-    { class: `picker ${compact ? "compact" : ""}`, "aria-label": label },
+  const element = h("section", { class: `picker ${compact ? "compact" : ""}`, "aria-label": label }, [
     !compact && icon("photo"),
-    !compact && h("h2", {}, title ?? (multiple ? "Drop photos here" : "Drop a photo here")),
-    !compact &&
-      h(
-        "p",
-        { class: "hint" },
-        h("span", { class: "keyboard" }, "Or paste with Ctrl+V. "),
-        "Photos are processed, not stored.",
-      ),
-    h(
-      "div",
-      { class: "actions" },
+    !compact && h("h2", title ?? (multiple ? "Drop photos here" : "Drop a photo here")),
+    !compact && h("p.hint", [h("span.keyboard", "Or paste with Ctrl+V. "), "Photos are processed, not stored."]),
+    h("div.actions", [
       button(multiple ? "Choose photos" : "Choose a photo", () => input.click(), { kind: "primary", icon: "upload" }),
       button("Use the camera", () => camera(onPhotos), { icon: "photo" }),
       input,
-    ),
-  );
+    ]),
+  ]);
   const taken = (transfer) => [...(transfer?.files ?? [])].slice(0, multiple ? undefined : 1);
   let inside = 0;
   const mark = (on) => element.classList.toggle("over", on);
@@ -321,46 +266,22 @@ export function picker(
 /** Take a photo with the camera. */
 async function camera(onPhotos) {
   if (!navigator.mediaDevices?.getUserMedia) {
-    tell(new Error("Browsers allow the camera only on https pages and on this computer. Choose a file instead."));
-    return;
+    const where = "Browsers allow the camera only on https pages and on this computer. Choose a file instead.";
+    return tell(new Error(where));
   }
-  const video = h("video", {
-    autoplay: true,
-    muted: true,
-    playsInline: true,
-    class: "camera",
-    "aria-label": "Camera preview",
-  });
-  const shutter = h(
-    "button",
-    { type: "button", class: "button primary", disabled: true },
-    icon("photo"),
-    h("span", {}, "Take the photo"),
-  );
-  const status = h("p", { class: "hint", role: "status" }, "Allow the camera in the browser, if it asks.");
-  const box = dialog(
-    "Look at the camera",
-    video,
-    status,
-    h(
-      "div",
-      { class: "actions end" },
-      h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"),
-      shutter,
-    ),
-  );
+  const video = h("video.camera", { autoplay: true, muted: true, playsInline: true, "aria-label": "Camera preview" });
+  const take = [icon("photo"), h("span", "Take the photo")];
+  const shutter = h("button.button.primary", { type: "button", disabled: true }, take);
+  const status = h("p.hint", { role: "status" }, "Allow the camera in the browser, if it asks.");
+  const cancel = button("Cancel", () => box.close());
+  const box = dialog("Look at the camera", video, status, h("div.actions.end", [cancel, shutter]));
   let stream = null;
   box.addEventListener("close", () => stream?.getTracks().forEach((track) => track.stop()));
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "user", width: { ideal: 1920 } } });
   } catch (error) {
-    fill(
-      status,
-      error.name === "NotAllowedError"
-        ? "The browser denies this page access to the camera."
-        : "No camera was found, or another program uses it.",
-    );
-    return;
+    const denied = error.name === "NotAllowedError" && "The browser denies this page access to the camera.";
+    return fill(status, denied || "No camera was found, or another program uses it.");
   }
   if (!box.open) return stream.getTracks().forEach((track) => track.stop());
   video.srcObject = stream;

@@ -2,7 +2,7 @@
 
 import { h, icon } from "./dom.js";
 import { counted, when } from "./numbers.js";
-import { button, toast } from "./ui.js";
+import { button, facts, toast } from "./ui.js";
 
 // Labels in display order. Other kinds keep the name of the service.
 const KINDS = {
@@ -27,20 +27,14 @@ export function receipt(document, title) {
     await navigator.clipboard.writeText(JSON.stringify(document, null, 2));
     toast("The receipt is copied.");
   };
-  return h(
-    "section",
-    { class: "card receipt", role: "status" },
-    h("h2", {}, icon("check"), title),
-    h("p", {}, went.length ? `Erased: ${went.join(", ")}.` : "Only the name was erased."),
-    h(
-      "dl",
-      { class: "facts one" },
-      [
-        ["Receipt", h("code", {}, document.id)],
-        ["Time", when(document.at)],
-      ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
-    ),
-    h("p", { class: "hint" }, "“kith erasures list” lists all receipts of a gallery."),
-    navigator.clipboard && h("div", { class: "actions" }, button("Copy the receipt", copy, { icon: "paste" })),
-  );
+  return h("section.card.receipt", { role: "status" }, [
+    h("h2", [icon("check"), title]),
+    h("p", went.length ? `Erased: ${went.join(", ")}.` : "Only the name was erased."),
+    facts([
+      ["Receipt", h("code", document.id)],
+      ["Time", when(document.at)],
+    ]),
+    h("p.hint", "“kith erasures list” lists all receipts of a gallery."),
+    navigator.clipboard && h("div.actions", button("Copy the receipt", copy, { icon: "paste" })),
+  ]);
 }

@@ -1,8 +1,8 @@
 // Shared parts of pages: headings with navigation, periodic refresh, and lists of refused items.
 
-import { EVENTS } from "./api.js";
-import { fill, h, icon } from "./dom.js";
-import { button, heading } from "./ui.js";
+import { EVENTS, galleryPage } from "./api.js";
+import { each, fill, h, icon } from "./dom.js";
+import { button, heading, loading, problemBox } from "./ui.js";
 import { problem as inWords, refusal } from "./words.js";
 
 const OF_GALLERY = [
@@ -22,13 +22,11 @@ const OF_SERVICE = [
 /** Links to related pages. `here`: the path of this page, without the slash. */
 function tabsOf(places, base, here, label) {
   const link = ([path, name, picture]) =>
-    h(
-      "a",
-      { class: "tab", href: base + path, "aria-current": path === (here && `/${here}`) ? "page" : null },
+    h("a.tab", { href: base + path, "aria-current": path === (here && `/${here}`) ? "page" : null }, [
       icon(picture),
       name,
-    );
-  const tabs = h("nav", { class: "tabs", "aria-label": label }, places.map(link));
+    ]);
+  const tabs = h("nav.tabs", { "aria-label": label }, places.map(link));
   requestAnimationFrame(() => {
     const current = tabs.querySelector("[aria-current]"); // on a phone with large text it can be outside the view
     if (current) tabs.scrollLeft = current.offsetLeft - tabs.offsetLeft - (tabs.clientWidth - current.clientWidth) / 2;
@@ -38,22 +36,27 @@ function tabsOf(places, base, here, label) {
 
 /** The heading of a gallery page with links to the others. `here`: the path of this page, without the slash. */
 export const galleryHeading = (gallery, here, lead, ...actions) =>
-  h(
-    "div",
-    { class: "stack" },
-    h("a", { class: "back", href: "#/galleries" }, icon("back"), "Galleries"),
+  h("div.stack", [
+    h("a.back", { href: "#/galleries" }, [icon("back"), "Galleries"]),
     heading(gallery, lead, ...actions),
-    tabsOf(OF_GALLERY, `#/galleries/${encodeURIComponent(gallery)}`, here, `Pages of ${gallery}`),
-  );
+    tabsOf(OF_GALLERY, galleryPage(gallery), here, `Pages of ${gallery}`),
+  ]);
 
 /** The heading of a page under Settings. */
 export const settingsHeading = (here, lead, ...actions) =>
-  h(
-    "div",
-    { class: "stack" },
-    heading("Settings", lead, ...actions),
-    tabsOf(OF_SERVICE, "#/settings", here, "Settings"),
-  );
+  h("div.stack", [heading("Settings", lead, ...actions), tabsOf(OF_SERVICE, "#/settings", here, "Settings")]);
+
+/** The cards of what `load` returns, or `nothing`. `card(one, show)`: its card. `show()` of the element loads them again. */
+export function listed(load, card, nothing, text) {
+  const place = h("div.stack.wide");
+  const cards = async () => {
+    const found = await load();
+    return found.length === 0 ? nothing : each("ul.stack", found, (one) => card(one, place.show));
+  };
+  place.show = () => fill(place, loading(cards, text));
+  place.show();
+  return place;
+}
 
 const MIN_PAUSE_MS = 1000;
 const MAX_PAUSE_MS = 20_000;
@@ -61,19 +64,24 @@ const MAX_PAUSE_MS = 20_000;
 /**
  * Call `look` periodically: one second after it returned true (work in progress), otherwise with growing pauses, and not
  * while the tab is hidden. Returns a function to refresh at once. Its `note` is an element that reports since when the
- * refresh fails, and why.
+ * refresh fails, and why. `place`: shows the error of the first call.
  */
-export function watch(look, signal) {
+export function watch(look, signal, place) {
   let pause = MIN_PAUSE_MS;
   let timer;
   let looking = false;
   let renewed = null;
   const note = h("div", { role: "status" });
   const say = (error) => {
+    if (renewed === null && place) {
+      const focused = place.contains(document.activeElement); // the button that is replaced
+      fill(place, problemBox(error, now));
+      if (focused) place.querySelector("button")?.focus();
+    }
     if (renewed === null) return; // the page itself shows the first error
     const since = `Not updated since ${renewed.toLocaleTimeString()}: ${inWords(error).text}`;
     if (note.querySelector("p")?.textContent === since) return; // announce it once
-    fill(note, h("div", { class: "notice row" }, icon("warning"), h("p", {}, since), button("Refresh", now)));
+    fill(note, h("div.notice.row", [icon("warning"), h("p", since), button("Refresh", now)]));
   };
   const again = async () => {
     clearTimeout(timer);
@@ -102,21 +110,21 @@ export function watch(look, signal) {
   return Object.assign(now, { note });
 }
 
+/** A function that fills `place` with `make()` if `of` is not as the last time: unchanged elements keep the focus. */
+export function redraws(place) {
+  let told;
+  return (of, make) => {
+    const text = JSON.stringify(of);
+    if (text !== told) fill(place, make());
+    told = text;
+  };
+}
+
 /** A list of refused items and reasons. `refusals`: pairs of item and problem. */
 export const refusalList = (refusals) =>
-  h(
-    "ul",
-    { class: "refusals" },
-    refusals.map(([item, problem]) =>
-      h(
-        "li",
-        {},
-        h("code", {}, item),
-        h(
-          "span",
-          {},
-          ...refusal(problem).map((text, i) => (i === 0 ? `${text} ` : h("span", { class: "hint" }, text))),
-        ),
-      ),
-    ),
+  each("ul.refusals", refusals, ([item, problem]) =>
+    h("li", [
+      h("code", item),
+      h("span", ...refusal(problem).map((text, i) => (i === 0 ? `${text} ` : h("span.hint", text)))),
+    ]),
   );

@@ -1,7 +1,7 @@
 // Stored face crops, and faces side by side. The audit records each request for crops, so that pages ask for many at once.
 
-import { call, galleryPath } from "./api.js";
-import { h, icon } from "./dom.js";
+import { call, galleryPage, galleryPath } from "./api.js";
+import { each, h, icon } from "./dom.js";
 
 const AT_ONCE = 200; // limit of the service
 
@@ -37,8 +37,8 @@ export class Pictures {
 
   /** A thumbnail that stays blank, with the reason, if no crop is stored or the key may not read it. */
   #picture(whose, alt) {
-    const blank = h("span", { class: "thumb blank", "aria-hidden": "true" }, icon("enroll"));
-    const place = h("span", { class: "thumb-place" }, blank);
+    const blank = h("span.thumb.blank", { "aria-hidden": "true" }, icon("enroll"));
+    const place = h("span.thumb-place", blank);
     const load = this.#load(whose);
     const watch = new IntersectionObserver(async (entries) => {
       if (!entries.some((entry) => entry.isIntersecting)) return;
@@ -54,7 +54,7 @@ export class Pictures {
         return;
       }
       const url = URL.createObjectURL(image);
-      place.replaceChildren(h("img", { class: "thumb", src: url, alt, onLoad: () => URL.revokeObjectURL(url) }));
+      place.replaceChildren(h("img.thumb", { src: url, alt, onLoad: () => URL.revokeObjectURL(url) }));
     });
     watch.observe(place);
     this.#signal?.addEventListener("abort", () => watch.disconnect(), { once: true });
@@ -91,18 +91,12 @@ const opened = (image) =>
 
 /** Faces side by side. `faces`: pairs of caption and picture. */
 export const sides = (faces) =>
-  h(
-    "div",
-    { class: "sides" },
-    faces.map(([caption, face]) => h("figure", {}, face, h("figcaption", { class: "hint" }, caption))),
-  );
+  each("div.sides", faces, ([caption, face]) => h("figure", [face, h("figcaption.hint", caption)]));
 
 /** A hint how to store pictures in a gallery that stores none. */
 export const keepHint = (gallery) =>
-  h(
-    "p",
-    { class: "hint" },
+  h("p.hint", [
     `“${gallery}” stores no pictures to compare. For new photos, turn on “Keep a small picture of each enrolled face” in its `,
-    h("a", { href: `#/galleries/${encodeURIComponent(gallery)}/settings` }, "settings"),
+    h("a", { href: galleryPage(gallery, "/settings") }, "settings"),
     ".",
-  );
+  ]);

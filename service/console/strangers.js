@@ -1,11 +1,11 @@
 // The strangers that a gallery remembers: name, merge and forget them.
 
 import { all, call, galleryPath, part } from "./api.js";
-import { ask, askWho } from "./asking.js";
+import { askWho } from "./asking.js";
 import { fill, h } from "./dom.js";
 import { counted, when, whole } from "./numbers.js";
 import { Pictures } from "./stored.js";
-import { button, confirmed, field, loading, table, toast } from "./ui.js";
+import { ask, button, choice, confirmed, field, loading, table, toast } from "./ui.js";
 import * as words from "./words.js";
 
 const PAGE = 50;
@@ -15,7 +15,7 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
   if (!days) return null;
   const path = `${galleryPath(gallery)}/strangers`;
   const own = (one) => `${path}/${part(one.id)}`;
-  const place = h("div", { class: "stack" });
+  const place = h("div.stack");
   const pictures = new Pictures(gallery, signal);
   const portraits = new Map(); // kept while the list changes
   const listed = [];
@@ -34,52 +34,37 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
     fill(
       place,
       listed.length === 0
-        ? h("p", { class: "card" }, "No strangers yet. Unknown faces of identified photos appear here.")
+        ? h("p.card", "No strangers yet. Unknown faces of identified photos appear here.")
         : table("Strangers", ["Stranger", "Visits", "First seen", "Last seen", "Actions"], listed.map(row)),
       listed.length > 0 &&
-        h(
-          "div",
-          { class: "row" },
+        h("div.row", [
           h(
-            "p",
-            { class: "hint", role: "status" },
+            "p.hint",
+            { role: "status" },
             `${counted(listed.length, "stranger", "strangers")}${next ? " so far" : ""}.`,
           ),
           next && more,
           clear,
-        ),
+        ]),
     );
   }
 
   function row(one) {
-    const small = (element) => (element.classList.add("small"), element);
     return [
-      h("span", { class: "person-cell" }, keeps && face(one), h("code", { title: one.id }, words.strangerId(one))),
+      h("span.person-cell", [keeps && face(one), h("code", { title: one.id }, words.strangerId(one))]),
       whole(one.seen_count),
       when(one.first_seen),
       when(one.last_seen),
-      h(
-        "div",
-        { class: "row tight" },
-        small(
-          button("Name this person", () => promote(one), {
-            icon: "enroll",
-            "aria-label": `Name stranger ${words.strangerId(one)}`,
-          }),
-        ),
-        small(
-          button("Merge", () => merge(one), { icon: "move", "aria-label": `Merge stranger ${words.strangerId(one)}` }),
-        ),
-        small(
-          button("Forget", () => forget(one), {
-            kind: "danger",
-            icon: "trash",
-            "aria-label": `Forget stranger ${words.strangerId(one)}`,
-          }),
-        ),
-      ),
+      h("div.row.tight", [
+        act("Name this person", "Name", one, promote, { icon: "enroll" }),
+        act("Merge", "Merge", one, merge, { icon: "move" }),
+        act("Forget", "Forget", one, forget, { kind: "danger", icon: "trash" }),
+      ]),
     ];
   }
+
+  const act = (label, does, one, run, props) =>
+    button(label, () => run(one), { ...props, "aria-label": `${does} stranger ${words.strangerId(one)}`, small: true });
 
   function face({ id }) {
     if (!portraits.has(id)) portraits.set(id, pictures.stranger(id, ""));
@@ -108,37 +93,27 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
     const others = (await all(path, { query: { limit: 1000 }, signal })).filter((other) => other.id !== one.id);
     if (signal.aborted) return;
     if (others.length === 0) return toast("There is no other stranger.");
-    const select = h(
-      "select",
-      {},
-      others.map((other) =>
-        h(
-          "option",
-          { value: other.id },
-          `${words.strangerId(other)}, ${words.visits(other)}, last seen ${when(other.last_seen)}`,
-        ),
-      ),
-    );
-    ask(
-      "Merge two strangers",
-      "Merge",
-      [field("The same person as", select), h("p", { class: "hint" }, "The chosen id remains. This cannot be undone.")],
-      async () => {
-        const { stranger } = await call("POST", `${own(one)}/merge`, { json: { into: select.value } });
-        const kept = listed.find((other) => other.id === stranger.id);
-        if (kept) Object.assign(kept, stranger);
-        leave(one);
-        toast("Merged.");
-      },
-    );
+    const told = (other) => `${words.strangerId(other)}, ${words.visits(other)}, last seen ${when(other.last_seen)}`;
+    const select = choice(others.map((other) => [other.id, told(other)]));
+    const elements = [
+      field("The same person as", select),
+      h("p.hint", "The chosen id remains. This cannot be undone."),
+    ];
+    ask("Merge two strangers", "Merge", elements, async () => {
+      const { stranger } = await call("POST", `${own(one)}/merge`, { json: { into: select.value } });
+      const kept = listed.find((other) => other.id === stranger.id);
+      if (kept) Object.assign(kept, stranger);
+      leave(one);
+      toast("Merged.");
+    });
   }
 
   async function forget(one) {
-    const sure = await confirmed({
-      title: "Forget this stranger?",
-      text: "The id and the stored faces are deleted. If the person comes back, a new stranger is remembered.",
-      yes: "Forget",
-    });
+    const sure = await confirmed(
+      "Forget this stranger?",
+      "The id and the stored faces are deleted. If the person comes back, a new stranger is remembered.",
+      "Forget",
+    );
     if (!sure) return;
     const gone = await call("DELETE", own(one));
     leave(one);
@@ -146,11 +121,11 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
   }
 
   async function forgetAll() {
-    const sure = await confirmed({
-      title: "Forget all strangers?",
-      text: `All strangers of “${gallery}” are deleted. This cannot be undone.`,
-      yes: "Forget all",
-    });
+    const sure = await confirmed(
+      "Forget all strangers?",
+      `All strangers of “${gallery}” are deleted. This cannot be undone.`,
+      "Forget all",
+    );
     if (!sure) return;
     const gone = await call("DELETE", path);
     listed.length = 0;
@@ -159,18 +134,15 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
     toast(`Forgotten. Receipt ${gone.receipt.id.slice(0, 8)}….`);
   }
 
-  return h(
-    "section",
-    { class: "stack" },
-    h("h2", {}, "Strangers"),
+  return h("section.stack", [
+    h("h2", "Strangers"),
     h(
-      "p",
-      { class: "lead" },
+      "p.lead",
       `Unknown people of identified photos, kept for ${counted(days, "day", "days")} after they were last seen.`,
     ),
     loading(async () => {
       await load();
       return place;
     }),
-  );
+  ]);
 }

@@ -1,7 +1,7 @@
 // Shared elements of all pages: headings, buttons, fields, dialogs, tables and messages.
 
 import { EVENTS } from "./api.js";
-import { fill, h, icon } from "./dom.js";
+import { each, fill, h, icon } from "./dom.js";
 import { mayPass, problem as inWords } from "./words.js";
 
 let serial = 0;
@@ -9,22 +9,16 @@ export const unique = (name) => `${name}-${++serial}`;
 
 /** The head of a page: title, purpose and actions. */
 export function heading(title, lead, ...actions) {
-  return h(
-    "header",
-    { class: "heading" },
-    h("div", {}, h("h1", {}, title), lead && h("p", { class: "lead" }, lead)),
-    actions.length > 0 && h("div", { class: "actions" }, ...actions),
-  );
+  return h("header.heading", [
+    h("div", [h("h1", title), lead && h("p.lead", lead)]),
+    actions.length > 0 && h("div.actions", ...actions),
+  ]);
 }
 
 /** A button. `kind`: primary, plain, quiet or danger. It is busy while `onClick` runs, and shows its errors. */
-export function button(label, onClick, { kind = "plain", icon: name, ...props } = {}) {
-  const element = h(
-    "button",
-    { type: "button", class: `button ${kind}`, ...props },
-    name && icon(name),
-    h("span", {}, label),
-  );
+export function button(label, onClick, { kind = "plain", icon: name, small, ...props } = {}) {
+  const text = [name && icon(name), h("span", label)];
+  const element = h("button", { type: "button", class: `button ${kind} ${small ? "small" : ""}`, ...props }, text);
   element.addEventListener("click", async (event) => {
     if (element.ariaBusy === "true") return;
     element.ariaBusy = "true";
@@ -40,16 +34,47 @@ export function button(label, onClick, { kind = "plain", icon: name, ...props } 
 }
 
 /** A link that looks like a button. */
-export function linkButton(label, href, { kind = "plain", icon: name } = {}) {
-  return h("a", { class: `button ${kind}`, href }, name && icon(name), h("span", {}, label));
+export const linkButton = (label, href, { kind = "plain", icon: name, small, ...props } = {}) =>
+  h("a", { class: `button ${kind} ${small ? "small" : ""}`, href, ...props }, [name && icon(name), h("span", label)]);
+
+/** Fields for text, one of several options (pairs of value and label), and yes or no. */
+export const textInput = (props) => h("input", { type: "text", autocomplete: "off", spellcheck: false, ...props });
+export function choice(pairs, { value, ...props } = {}) {
+  const options = pairs.map(([value, label]) => h("option", { value }, label));
+  const select = h("select", props, options);
+  if (value !== undefined) select.value = value;
+  return select;
 }
+
+/** Boxes for several of `values`, with `hints` by value. The element has `chosen()`: the values, or null for none. */
+export function several(legend, hint, values, { hints = {}, on = [], disabled = false } = {}) {
+  const boxes = values.map((value) =>
+    h("input", { type: "checkbox", value, checked: on.includes(value), disabled, "aria-label": value }),
+  );
+  const line = (box) =>
+    h("label.check", [box, h("span", [` ${box.value}`, h("span.hint", ` ${hints[box.value] ?? ""}`)])]);
+  const chosen = () => boxes.filter((box) => box.checked).map((box) => box.value);
+  const element = h("fieldset.many", [h("legend", legend), hint && h("p.hint", hint), boxes.map(line)]);
+  return Object.assign(element, { chosen: () => (chosen().length > 0 ? chosen() : null) });
+}
+export const ticked = (input, label) => h("label.check", [input, ` ${label}`]);
+
+/** A state in words with an icon. `kind`: an outcome, which gives the color. */
+export const outcome = (kind, picture, text) => h("span", { class: `outcome ${kind}` }, [icon(picture), text]);
+
+/** Pairs of name and value. */
+export const facts = (pairs) => each("dl.facts", pairs, ([name, value]) => h("div", [h("dt", name), h("dd", value)]));
+
+/** Elements that unfold below `summary`. */
+export const folded = (summary, children, props) =>
+  h("details.details", props ?? {}, [h("summary", summary), children]);
 
 /** A labeled control; screen readers read `hint` with it. */
 export function field(label, control, hint) {
   control.id ||= unique("field");
-  const about = hint && h("p", { class: "hint", id: unique("hint") }, hint);
+  const about = hint && h("p.hint", { id: unique("hint") }, hint);
   if (about) control.setAttribute("aria-describedby", about.id);
-  return h("div", { class: "field" }, h("label", { for: control.id }, label), control, about);
+  return h("div.field", [h("label", { for: control.id }, label), control, about]);
 }
 
 /** A listener that calls `act` when the user pauses typing. */
@@ -64,47 +89,43 @@ export function afterTyping(act, signal) {
 
 /** A placeholder for an empty page: explanation and first steps. */
 export function empty(name, title, text, ...actions) {
-  return h(
-    "section",
-    { class: "empty" },
-    icon(name),
-    h("h2", {}, title),
-    h("p", {}, text),
-    h("div", { class: "actions" }, ...actions),
-  );
+  return h("section.empty", [icon(name), h("h2", title), h("p", text), h("div.actions", ...actions)]);
 }
 
 /** A progress message. */
 export function waiting(text = "One moment…") {
-  return h("p", { class: "waiting", role: "status" }, h("span", { class: "spinner", "aria-hidden": "true" }), text);
+  return h("p.waiting", { role: "status" }, [h("span.spinner", { "aria-hidden": "true" }), text]);
 }
 
 /** An error with remedy and code. */
 export function problemBox(problem, retry) {
   const said = inWords(problem);
-  return h(
-    "section",
-    { class: "notice error", role: "alert" },
+  return h("section.notice.error", { role: "alert" }, [
     icon("warning"),
-    h(
-      "div",
-      {},
-      h("h2", {}, said.title ?? "Unexpected error"),
-      h("p", {}, said.text),
-      said.remedy && h("p", {}, said.remedy),
-      h("p", { class: "code" }, h("code", {}, problem.code ?? problem.name)),
+    h("div", [
+      h("h2", said.title ?? "Unexpected error"),
+      h("p", said.text),
+      said.remedy && h("p", said.remedy),
+      h("p.code", h("code", problem.code ?? problem.name)),
       retry && button("Try again", retry),
-    ),
-  );
+    ]),
+  ]);
 }
+
+/** A framed text with an icon. */
+export const notice = (picture, content, kind = "") =>
+  h("div", { class: `notice ${kind}` }, [
+    icon(picture),
+    h("div", typeof content === "string" ? h("p", content) : content),
+  ]);
 
 /** A short message beside the page, where it covers no button, announced by screen readers. */
 export function toast(text, kind = "ok") {
   const place = toasts();
-  const line = h("div", { class: `toast ${kind}` }, icon(kind === "ok" ? "check" : "warning"), h("span", {}, text));
+  const line = h("div", { class: `toast ${kind}` }, [icon(kind === "ok" ? "check" : "warning"), h("span", text)]);
   const dismiss = h(
-    "button",
-    { type: "button", class: "button quiet small", "aria-label": "Dismiss", onClick: () => line.remove() },
+    "button.button.quiet.small",
+    { type: "button", "aria-label": "Dismiss", onClick: () => line.remove() },
     icon("close"),
   );
   line.append(dismiss);
@@ -130,7 +151,7 @@ function leaves(line, ms) {
 function toasts() {
   const dialog = [...document.querySelectorAll("dialog[open]")].at(-1);
   if (!dialog) return document.querySelector(".rail .toasts");
-  const place = dialog.querySelector(".toasts") ?? h("div", { class: "toasts", role: "status", "aria-live": "polite" });
+  const place = dialog.querySelector(".toasts") ?? h("div.toasts", { role: "status", "aria-live": "polite" });
   dialog.append(place);
   return place;
 }
@@ -142,34 +163,50 @@ export function tell(error) {
   toast([text, remedy].filter(Boolean).join(" "), "error");
 }
 
+/**
+ * A dialog with `elements` and a button that runs `act`. A text that `act` returns, or its error, stays in the dialog; a
+ * function that it returns runs after the dialog closed. `act` gets a signal, which is aborted when the dialog closes. Returns
+ * the dialog with its button `go`.
+ */
+export function ask(title, yes, elements, act, kind = "primary") {
+  const go = h("button", { type: "submit", class: `button ${kind}` }, yes);
+  const wrong = h("div");
+  const leaving = new AbortController();
+  const submit = async (event) => {
+    event.preventDefault();
+    go.disabled = true; // a second click would do it twice
+    try {
+      const result = await act(leaving.signal);
+      if (typeof result === "string") return fill(wrong, refused(result));
+      box.close();
+      if (typeof result === "function") result();
+    } catch (error) {
+      if (error.name !== "AbortError") fill(wrong, problemBox(error));
+    } finally {
+      go.disabled = false;
+    }
+  };
+  const cancel = h("button.button.plain", { type: "button", onClick: () => box.close() }, "Cancel");
+  const form = h("form.stack", { onSubmit: submit }, [elements, wrong, h("div.actions.end", [cancel, go])]);
+  const box = Object.assign(dialog(title, form), { go });
+  box.addEventListener("close", () => leaving.abort());
+  return box;
+}
+
+/** Why input was refused, beside the form. */
+export const refused = (...text) => h("p.refused", { role: "alert" }, [icon("warning"), h("span", text)]);
+
 /** Ask for confirmation; resolves to true or false. `typed`: text that the user must type. `shown`: an element below the
  * text. */
-export function confirmed({ title, text, yes, danger = true, typed, shown }) {
+export function confirmed(title, text, yes, { danger = true, typed, shown } = {}) {
   return new Promise((resolve) => {
-    const input = typed && h("input", { type: "text", autocomplete: "off", spellcheck: false });
-    const go = h(
-      "button",
-      { type: "submit", class: `button ${danger ? "danger" : "primary"}`, disabled: Boolean(typed) },
-      yes,
-    );
-    if (input) input.addEventListener("input", () => (go.disabled = input.value !== typed));
-    const box = dialog(
-      title,
-      h(
-        "form",
-        { method: "dialog", onSubmit: () => (box.returnValue = "yes") },
-        h("p", {}, text),
-        shown,
-        input && field(`Type “${typed}” to continue`, input),
-        h(
-          "div",
-          { class: "actions end" },
-          h("button", { type: "button", class: "button plain", onClick: () => box.close("no") }, "Cancel"),
-          go,
-        ),
-      ),
-    );
-    box.addEventListener("close", () => resolve(box.returnValue === "yes"));
+    let sure = false;
+    const input = typed && textInput();
+    const asked = [h("p", text), shown, input && field(`Type “${typed}” to continue`, input)];
+    const box = ask(title, yes, asked, () => void (sure = true), danger ? "danger" : "primary");
+    box.go.disabled = Boolean(typed);
+    input?.addEventListener("input", () => (box.go.disabled = input.value !== typed));
+    box.addEventListener("close", () => resolve(sure));
   });
 }
 
@@ -177,7 +214,7 @@ export function confirmed({ title, text, yes, danger = true, typed, shown }) {
  * keeps it on other pages, and the class "key" after a change of the key. */
 export function dialog(title, ...content) {
   const id = unique("dialog");
-  const box = h("dialog", { class: "dialog", "aria-labelledby": id }, h("h2", { id }, title), ...content);
+  const box = h("dialog.dialog", { "aria-labelledby": id }, [h("h2", { id }, title), ...content]);
   let outside = false; // text selection that ends outside must not close the dialog
   box.addEventListener("pointerdown", (event) => (outside = event.target === box && !within(box, event)));
   box.addEventListener("click", (event) => outside && event.target === box && !within(box, event) && box.close("no"));
@@ -200,33 +237,16 @@ function within(box, event) {
 /** A table with a caption for screen readers. `rows`: lists of cells, each text or an element. */
 export function table(caption, columns, rows) {
   return h(
-    "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h(
-      "table",
-      {},
-      h("caption", { class: "unseen" }, caption),
+    "div.scroll",
+    { tabindex: "0", role: "region", "aria-label": caption },
+    h("table", [
+      h("caption.unseen", caption),
       h(
         "thead",
-        {},
-        h(
-          "tr",
-          {},
-          columns.map((column) => h("th", { scope: "col" }, column)),
-        ),
+        each("tr", columns, (column) => h("th", { scope: "col" }, column)),
       ),
-      h(
-        "tbody",
-        {},
-        rows.map((cells) =>
-          h(
-            "tr",
-            {},
-            cells.map((cell) => h("td", {}, cell)),
-          ),
-        ),
-      ),
-    ),
+      each("tbody", rows, (cells) => each("tr", cells, (cell) => h("td", cell))),
+    ]),
   );
 }
 
@@ -239,14 +259,12 @@ export function secretDialog(title, label, secret, text) {
   };
   const box = dialog(
     title,
-    h("p", {}, `Copy it now: it is shown only once. ${text}`),
-    h("div", { class: "token" }, field(label, input)),
-    h(
-      "div",
-      { class: "actions end" },
+    h("p", `Copy it now: it is shown only once. ${text}`),
+    h("div.token", field(label, input)),
+    h("div.actions.end", [
       button("Copy", copy, { icon: "paste" }),
       button("Done", () => box.close(), { kind: "primary" }),
-    ),
+    ]),
   );
   // An accidental click or another page must not lose the secret.
   box.classList.add("stays");
@@ -256,13 +274,13 @@ export function secretDialog(title, label, secret, text) {
 
 /** A number with its label. */
 export function stat(name, value, hint) {
-  return h("div", { class: "stat" }, h("dt", {}, name), h("dd", {}, value), hint && h("dd", { class: "hint" }, hint));
+  return h("div.stat", [h("dt", name), h("dd", value), hint && h("dd.hint", hint)]);
 }
 
 /** Show a message while `load` runs, then its result or error with a retry button. A load that failed with 401 or 403 is
  * repeated when the key changes. */
 export function loading(load, text) {
-  const place = h("div", { class: "loading", tabindex: "-1" });
+  const place = h("div.loading", { tabindex: "-1" });
   const renew = () => place.isConnected && attempt();
   const attempt = async () => {
     EVENTS.removeEventListener("key", renew); // a manual retry replaces the retry after a key change

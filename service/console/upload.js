@@ -1,6 +1,8 @@
 // Upload of a large file with progress, which `fetch` does not report.
 
 import { EVENTS, Problem, key, unreachable, waylaid } from "./api.js";
+import { fill, h } from "./dom.js";
+import { bytes } from "./numbers.js";
 import { address } from "./store.js";
 
 const TYPES = {
@@ -17,7 +19,7 @@ export const archiveType = ({ name }) => TYPES[name.split(".").at(-1).toLowerCas
 
 /** POST `file`, and return the JSON of the answer. `onProgress(share)`: uploaded share. Throws Problem, or AbortError by
  * `signal`. */
-export function upload(path, file, { query = {}, type, onProgress, signal }) {
+function upload(path, file, { query = {}, type, onProgress, signal }) {
   const url = address(path);
   for (const [name, value] of Object.entries(query)) url.searchParams.set(name, value);
   return new Promise((resolve, reject) => {
@@ -39,4 +41,25 @@ export function upload(path, file, { query = {}, type, onProgress, signal }) {
     signal?.addEventListener("abort", () => request.abort(), { once: true });
     request.send(file);
   });
+}
+
+/** A bar and a text, hidden until `send(path, file, options)` uploads a file. `then`: what the server does when it has it. */
+export function sender(then) {
+  const bar = h("progress", { max: 1, "aria-label": "Upload" });
+  const far = h("p.hint");
+  const element = h("div.stack.tight", { role: "status", hidden: true }, [bar, far]);
+  const send = async (path, file, options) => {
+    const onProgress = (share) => {
+      bar.value = share;
+      fill(far, share < 1 ? `${bytes(share * file.size)} of ${bytes(file.size)} sent` : then);
+    };
+    onProgress(0);
+    element.hidden = false;
+    try {
+      return await upload(path, file, { ...options, onProgress });
+    } finally {
+      element.hidden = true;
+    }
+  };
+  return { element, send };
 }

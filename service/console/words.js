@@ -111,135 +111,102 @@ const isElsewhere = (reasons = []) => reasons.includes("same_person_elsewhere");
 
 /** Title and sentence for one of the `results` of an identification. `subjects`: number of people in the gallery, if known. */
 export function identity(result, gallery, subjects) {
-  const [first, second] = result.candidates ?? [];
+  const { candidates: [first, second] = [], similarity, threshold, reasons = [], stranger: seen } = result;
   const likely = chance(result.false_alarm_probability, result.probability_is_bound);
   const stranger = likely && `A stranger is this similar to a person in “${gallery}” ${likely}.`;
+  const say = (title, ...text) => ({ title, text: join(...text) });
+  const check = "A person who knows them should check.";
   switch (result.outcome) {
     case "identified":
-      return { title: called(result), text: join(stranger ?? `The similarity is high enough for ${called(result)}.`) };
+      return say(called(result), stranger ?? `The similarity is high enough for ${called(result)}.`);
     case "uncertain":
-      if (first && result.similarity >= result.threshold && isElsewhere(result.reasons))
-        return {
-          title: `Perhaps ${called(first)}`,
-          text: "Similar enough, but nobody is in a photo twice. A person who knows them should check.",
-        };
-      if (second && result.similarity >= result.threshold)
-        return {
-          title: `${called(first)} or ${called(second)}`,
-          text: "Both are too similar to this face to tell them apart. A person who knows them should check.",
-        };
-      return {
-        title: `Perhaps ${first ? called(first) : "a known person"}`,
-        text: join("Similar, but not enough at this risk.", stranger, "A person should check."),
-      };
+      if (first && similarity >= threshold && isElsewhere(reasons))
+        return say(`Perhaps ${called(first)}`, "Similar enough, but nobody is in a photo twice.", check);
+      if (second && similarity >= threshold)
+        return say(
+          `${called(first)} or ${called(second)}`,
+          "Both are too similar to this face to tell them apart.",
+          check,
+        );
+      return say(`Perhaps ${first ? called(first) : "a known person"}`, NOT_ENOUGH, stranger, "A person should check.");
     case "unknown":
-      if ((result.reasons ?? []).includes("risk_out_of_reach"))
-        return {
-          title: "No match is possible",
-          text: "The chosen risk is so small that no similarity is enough. Choose a less strict setting.",
-        };
-      if (isKnownStranger(result.reasons))
-        return {
-          title: "A known stranger",
-          text: first
+      if (reasons.includes("risk_out_of_reach"))
+        return say(
+          "No match is possible",
+          "The chosen risk is so small that no similarity is enough. Choose a less strict setting.",
+        );
+      if (isKnownStranger(reasons))
+        return say(
+          "A known stranger",
+          first
             ? `Similar to ${called(first)}, but even more to somebody who is not ${called(first)}.`
             : "Somebody who was mistaken for a known person before.",
-        };
-      if (!first && subjects === 0)
-        return { title: "The gallery is empty", text: `“${gallery}” has no enrolled people yet.` };
-      return {
-        title: "No match",
-        text: join(
-          `No person in “${gallery}” is similar enough to this face.`,
-          likely && `A stranger is this similar ${likely}.`,
-          result.stranger && `Remembered as stranger ${strangerId(result.stranger)}, ${visits(result.stranger)}.`,
-        ),
-      };
+        );
+      if (!first && subjects === 0) return say("The gallery is empty", `“${gallery}” has no enrolled people yet.`);
+      return say(
+        "No match",
+        `No person in “${gallery}” is similar enough to this face.`,
+        likely && `A stranger is this similar ${likely}.`,
+        seen && `Remembered as stranger ${strangerId(seen)}, ${visits(seen)}.`,
+      );
     case "rejected_quality":
-      return {
-        title: "Photo quality too low",
-        text: "Kith did not search for this face: the answer would be a guess.",
-      };
+      return say(POOR, "Kith did not search for this face: the answer would be a guess.");
     case "rejected_liveness":
-      return {
-        title: "Perhaps a picture of a person",
-        text: "This gallery accepts only live people in front of the camera.",
-      };
+      return say(SPOOF, "This gallery accepts only live people in front of the camera.");
     case "no_face":
-      return { title: "No face found", text: "Take a photo with an upright, well lit and large face." };
+      return say("No face found", "Take a photo with an upright, well lit and large face.");
     default:
-      return { title: "This photo is not usable", text: result.error?.detail ?? "" };
+      return say("This photo is not usable", result.error?.detail);
   }
 }
+
+const NOT_ENOUGH = "Similar, but not enough at this risk.";
+const POOR = "Photo quality too low";
+const SPOOF = "Perhaps a picture of a person";
 
 /** Title and sentence for a verification. `one`, `other`: names of the two sides. */
 export function pair(answer, one = "the first photo", other = "the second") {
   const likely = chance(answer.false_match_probability, answer.probability_is_bound, "pairs");
   const stranger = likely && `Two different people are this similar ${likely}.`;
-  switch (answer.outcome) {
-    case "same":
-      return { title: "The same person", text: stranger ?? `The faces in ${one} and ${other} are similar enough.` };
-    case "uncertain":
-      return {
-        title: "Perhaps the same person",
-        text: join("Similar, but not enough at this risk.", stranger, "A person should check."),
-      };
-    case "different":
-      return { title: "Different people", text: join("Not similar enough to be one person.", stranger) };
-    case "no_face":
-      return {
-        title: "No face to compare",
-        text: `There is no face in ${[answer.a, answer.b]
-          .map((side, i) => (side.face_count === 0 ? [one, other][i] : null))
-          .filter(Boolean)
-          .join(" and ")}.`,
-      };
-    case "rejected_quality":
-      return { title: "Photo quality too low", text: "The answer would be a guess." };
-    default:
-      return {
-        title: "Perhaps a picture of a person",
-        text: "This comparison accepts only live people in front of the camera.",
-      };
-  }
+  const empty = [answer.a?.face_count === 0 && one, answer.b?.face_count === 0 && other].filter(Boolean).join(" and ");
+  const [title, ...text] = {
+    same: ["The same person", stranger ?? `The faces in ${one} and ${other} are similar enough.`],
+    uncertain: ["Perhaps the same person", NOT_ENOUGH, stranger, "A person should check."],
+    different: ["Different people", "Not similar enough to be one person.", stranger],
+    no_face: ["No face to compare", `There is no face in ${empty}.`],
+    rejected_quality: [POOR, "The answer would be a guess."],
+    rejected_liveness: [SPOOF, "This comparison accepts only live people in front of the camera."],
+  }[answer.outcome];
+  return { title, text: join(...text) };
 }
+
+const REASONS = {
+  sharpness: "The face is blurred. Hold still, or let the camera focus.",
+  contrast: "The contrast is too low. Use more even light.",
+  yaw: "The face is turned too far to the side. Look at the camera.",
+  not_live: "The face looks like a picture on paper or on a screen.",
+  not_judged: "The photo shows too little around the face to check for a live person. Step back from the camera.",
+  stranger_not_stored:
+    "The stranger could not be remembered: strangers can be neither read nor written now. Ask who runs the service.",
+  risk_out_of_reach: "No similarity is enough for this risk. Choose a less strict setting.",
+  weak_detection:
+    "The face was found only just: perhaps the photo is not upright. It sends no event, and nobody is remembered.",
+  try_detail_medium: "Search with a detail of medium: it also looks at the turned photo.",
+  known_stranger: "The face is more similar to a corrected mistake than to that person.",
+  no_face: "No face was found.",
+};
 
 /** A reason in words; `face` has its quality values, `gate` their bounds if known, `other` is the number of the face that it is about. */
 export function reason(name, face, gate, other) {
-  const q = face?.quality ?? {};
-  const figure = (value, digits = 0) => (value === undefined ? "" : value.toFixed(digits));
-  switch (name) {
-    case "eye_distance_px":
-      return `The face is too small: ${figure(q.eye_distance_px)} pixels between the eyes${gate ? `, at least ${figure(gate.min_eye_distance_px)} are needed` : ""}. Move closer, or use a larger photo.`;
-    case "sharpness":
-      return "The face is blurred. Hold still, or let the camera focus.";
-    case "brightness":
-      return q.brightness > 128 ? "The face is too bright. Use less light." : "The face is too dark. Use more light.";
-    case "contrast":
-      return "The contrast is too low. Use more even light.";
-    case "yaw":
-      return "The face is turned too far to the side. Look at the camera.";
-    case "not_live":
-      return "The face looks like a picture on paper or on a screen.";
-    case "not_judged":
-      return "The photo shows too little around the face to check for a live person. Step back from the camera.";
-    case "stranger_not_stored":
-      return "The stranger could not be remembered: strangers can be neither read nor written now. Ask who runs the service.";
-    case "risk_out_of_reach":
-      return "No similarity is enough for this risk. Choose a less strict setting.";
-    case "weak_detection":
-      return "The face was found only just: perhaps the photo is not upright. It sends no event, and nobody is remembered.";
-    case "try_detail_medium":
-      return "Search with a detail of medium: it also looks at the turned photo.";
-    case "known_stranger":
-      return "The face is more similar to a corrected mistake than to that person.";
-    case "same_person_elsewhere":
-      return `${other ? `Face ${other}` : "Another face"} of this photo is more likely the nearest person.`;
-    case "no_face":
-      return "No face was found.";
-    default:
-      return name;
-  }
+  const { brightness, eye_distance_px: eyes } = face?.quality ?? {};
+  const needed = gate ? `, at least ${gate.min_eye_distance_px.toFixed(0)} are needed` : "";
+  if (name === "eye_distance_px")
+    return `The face is too small: ${eyes?.toFixed(0) ?? ""} pixels between the eyes${needed}. Move closer, or use a larger photo.`;
+  if (name === "brightness")
+    return brightness > 128 ? "The face is too bright. Use less light." : "The face is too dark. Use more light.";
+  if (name === "same_person_elsewhere")
+    return `${other ? `Face ${other}` : "Another face"} of this photo is more likely the nearest person.`;
+  return REASONS[name] ?? name;
 }
 
 /** A quality score from 0 to 1, in words. */
@@ -269,123 +236,73 @@ function turned(yaw) {
   return aside < 0.4 ? "a little" : "far";
 }
 
+const KINDS = {
+  identified: ["known", "known"],
+  uncertain: ["not sure", "not sure"],
+  unknown: ["stranger", "strangers"],
+  no_face: ["photo without a face", "photos without a face"],
+  rejected_quality: ["of low quality", "of low quality"],
+  rejected_liveness: ["not a live person", "not live people"],
+  error: ["unusable photo", "unusable photos"],
+};
+
+/** What was found, such as “2 known, 1 stranger”. `outcomes`: numbers by outcome. */
+export const tally = (outcomes) =>
+  Object.entries(outcomes)
+    .map(([outcome, count]) => `${count} ${(KINDS[outcome] ?? [outcome, outcome])[count === 1 ? 0 : 1]}`)
+    .join(", ");
+
 /** A summary for screen readers: “3 faces: 1 known, 2 strangers.” */
 export function summary(results) {
   const faces = results.filter((one) => one.face);
   if (faces.length === 0) return "No face found.";
-  const kinds = [
-    ["identified", "known", "known"],
-    ["uncertain", "not sure", "not sure"],
-    ["unknown", "stranger", "strangers"],
-    ["rejected_quality", "of low quality", "of low quality"],
-    ["rejected_liveness", "not a live person", "not live people"],
-  ];
-  const parts = kinds
-    .map(([outcome, one, more]) => [faces.filter((face) => face.outcome === outcome).length, one, more])
-    .filter(([n]) => n > 0)
-    .map(([n, one, more]) => `${n} ${n === 1 ? one : more}`);
-  return `${counted(faces.length, "face")}: ${parts.join(", ")}.`;
+  const count = (outcome) => faces.filter((face) => face.outcome === outcome).length;
+  const kinds = Object.keys(KINDS).filter(count);
+  return `${counted(faces.length, "face")}: ${tally(Object.fromEntries(kinds.map((kind) => [kind, count(kind)])))}.`;
 }
 
 /** Return whether the same request can succeed later or with another key. */
 export const mayPass = (error) => [0, 401, 403, 429].includes(error.status) || error.status >= 500 || !error.code;
 
-/** An API problem in words for console users. */
-export function problem(error) {
-  return (
-    PROBLEMS[error.code]?.(error.document ?? {}) ?? {
-      title: error.title,
-      text: sentence(error.message),
-      remedy: error.remedy,
-    }
-  );
+/** An API problem in whole sentences: the service's, but what the console offers instead of fields, commands and headers. */
+export function problem({ code, title, message, remedy, document = {} }) {
+  const text = code === "low_quality" ? lowQuality(document) : sentence(message);
+  return { title, text, remedy: REMEDIES[code] ?? sentence(remedy) };
 }
 
-/** A refused item of a job or an import, in whole sentences: what happened, and what to do. */
-export function refusal(problem) {
-  const remedy = REMEDIES[problem.code] ?? PROBLEMS[problem.code]?.(problem).remedy ?? problem.remedy;
-  return [sentence(problem.detail || problem.title), sentence(remedy)];
+/** A refused item of a job or an import: what happened, and what to do. */
+export function refusal(document) {
+  const { text, remedy } = problem({ ...document, message: document.detail || document.title, document });
+  return [text, remedy];
 }
 
-const REMEDIES = { several_faces: "Retry it with the largest face, or use a photo of one person." };
+const REMEDIES = {
+  several_faces: "Retry it with the largest face, or use a photo of one person.",
+  duplicate_subject: "If it is the same person, add the photo there.",
+  inconsistent_template: "Check that it is the right person.",
+  low_quality: "Use a sharper, brighter, more frontal photo.",
+  not_live: "Take a photo of the person, with space around the face.",
+  overloaded: "Try again in a moment.",
+  forbidden: "Use another key, or ask the operator of the service for one.",
+  unauthorized: "Enter it under “Your key”.",
+  gallery_not_found: "Choose another gallery.",
+  subject_not_found: "The person may have been deleted. See the list of people.",
+  subject_exists: "Choose another id, or add the photo there.",
+};
+
+function lowQuality({ reasons = [], quality: measured }) {
+  const outside = measured ? qualities({ ...measured, reasons }).filter(([, , fine]) => !fine) : [];
+  const values = outside.map(([name, value]) => `${name}: ${value}`).join("; ");
+  const why = reasons.map((name) => reason(name, { quality: measured }));
+  if (why.length === 0) why.push("This face would often be missed or confused with others.");
+  return join(...why, values && `(${values}.)`);
+}
 
 /** A text with an upper-case first letter and a full stop. Quoted and typed text at the start stays as it is. */
 function sentence(text = "") {
   const begun = /^\p{Ll}(?!\S*[_=.(])/u.test(text) ? text[0].toUpperCase() + text.slice(1) : text;
   return /[\p{L}\p{N})”"']$/u.test(begun) ? `${begun}.` : begun;
 }
-
-const say = (title, text, remedy) => ({ title, text, remedy });
-const PROBLEMS = {
-  no_face: () =>
-    say("No face found", "The photo shows no usable face.", "Take a photo with an upright, visible and large face."),
-  several_faces: () => say("Several faces", "The photo shows more than one person.", "Choose the face to enroll."),
-  duplicate_subject: (d) =>
-    d.subject
-      ? say(
-          "Already enrolled under another name",
-          `This face looks like “${d.subject}”.`,
-          "If it is the same person, add the photo there.",
-        )
-      : say(
-          "Already enrolled under another name",
-          "This face looks like another enrolled person.",
-          "Ask a user whose key can read the gallery.",
-        ),
-  inconsistent_template: () =>
-    say(
-      "Unlike the other photos",
-      "This face does not look like this person’s other photos.",
-      "Check that it is the right person.",
-    ),
-  low_quality: ({ reasons = [], quality: measured }) => {
-    const outside = measured ? qualities({ ...measured, reasons }).filter(([, , fine]) => !fine) : [];
-    const values = outside.map(([name, value]) => `${name}: ${value}`).join("; ");
-    const why = reasons.map((name) => reason(name, { quality: measured }));
-    return say(
-      "Not a good photo",
-      join(
-        ...(why.length ? why : ["This face would often be missed or confused with others."]),
-        values && `(${values}.)`,
-      ),
-      "Use a sharper, brighter, more frontal photo.",
-    );
-  },
-  not_live: () =>
-    say(
-      "Perhaps a picture of a person",
-      "This gallery enrolls only live people in front of the camera.",
-      "Take a photo of the person, with space around the face.",
-    ),
-  overloaded: () => say("The service is busy", "It has too many requests.", "Try again in a moment."),
-  forbidden: (d) =>
-    d.scope
-      ? say(
-          "This key lacks a permission",
-          `The request needs a key with the scope “${d.scope}”.`,
-          "Use another key, or ask the operator of the service for one.",
-        )
-      : say(
-          "This key lacks a permission",
-          "The request needs a key for all galleries.",
-          "Use another key, or ask the operator of the service for one.",
-        ),
-  unauthorized: () => say("A key is needed", "This service needs an API key.", "Enter it under “Your key”."),
-  gallery_not_found: () =>
-    say("No such gallery", "No gallery has this name, or the key is not valid for it.", "Choose another gallery."),
-  subject_not_found: () =>
-    say(
-      "No such person",
-      "No enrolled person has this id.",
-      "The person may have been deleted. See the list of people.",
-    ),
-  subject_exists: () =>
-    say(
-      "This id is taken",
-      "Another person has this id. Nothing was changed.",
-      "Choose another id, or add the photo there.",
-    ),
-};
 
 /** An id for a name: `ada-lovelace` for “Ada Lovelace”. Letters of all scripts stay. */
 export function idFrom(name) {

@@ -3,8 +3,6 @@ import { test } from "node:test";
 
 import * as numbers from "../../service/console/numbers.js";
 
-const CURVE = Array.from({ length: 21 }, (_, i) => ({ similarity: 0.5 + i / 50, fpir: 0.5 * 10 ** (-i / 5) }));
-
 test("a rate is formatted as 1 in N", () => {
   const said = [0.5, 0.333, 0.143, 0.0667, 0.001, 0.00033, 1e-5, 0, 0.9].map(numbers.oneIn);
   assert.deepEqual(said, [
@@ -49,35 +47,6 @@ test("durations, sizes and frequencies have suitable units", () => {
   assert.deepEqual([0, 999, 1000, 256_802_123].map(numbers.bytes), ["0 bytes", "999 bytes", "1 kB", "257 MB"]);
   assert.equal(numbers.everySo(0.001, 100), "once in 10 days");
   assert.equal(numbers.everySo(0.1, 100), "about 10 times a day");
-});
-
-test("the curve is interpolated in both directions and constant beyond its ends", () => {
-  for (const { similarity, fpir } of CURVE) {
-    assert.ok(Math.abs(numbers.fpirAt(CURVE, similarity) / fpir - 1) < 1e-9);
-    assert.ok(Math.abs(numbers.similarityAt(CURVE, fpir) - similarity) < 1e-9);
-  }
-  assert.ok(Math.abs(numbers.fpirAt(CURVE, 0.51) - 0.5 * 10 ** -0.1) < 1e-9);
-  assert.deepEqual(
-    [0, 1].map((t) => numbers.fpirAt(CURVE, t)),
-    [CURVE[0].fpir, CURVE.at(-1).fpir],
-  );
-  assert.deepEqual(
-    [1, 1e-9].map((p) => numbers.similarityAt(CURVE, p)),
-    [0.5, CURVE.at(-1).similarity],
-  );
-});
-
-test("a threshold beyond the curve is reported with its side", () => {
-  assert.deepEqual(
-    [0.49, 0.5, 0.9, 0.91].map((at) => numbers.beyondCurve(CURVE, at)),
-    ["a larger risk than the curve shows", null, null, "a smaller risk than the curve shows"],
-  );
-});
-
-test("ten times as many people have ten times a small risk, at most 1", () => {
-  assert.ok(Math.abs(numbers.grown(1e-9, 10) / 1e-8 - 1) < 1e-6);
-  assert.ok(Math.abs(numbers.grown(0.1, 10) - (1 - 0.9 ** 10)) < 1e-12);
-  assert.equal(numbers.grown(1, 10), 1);
 });
 
 test("ticks are round and in the domain", () => {

@@ -215,9 +215,10 @@ test("an id is derived from a name in any script", () => {
   assert.deepEqual(words.tags("a, b,, a "), ["a", "b"]);
 });
 
-test("problems have texts for users; unknown ones keep the text of the service", () => {
-  assert.match(words.problem({ code: "duplicate_subject", document: { subject: "grace" } }).text, /grace/);
-  assert.match(words.problem({ code: "forbidden", document: { scope: "enroll" } }).text, /“enroll”/);
+test("problems keep the texts of the service, with remedies for users", () => {
+  const forbidden = { code: "forbidden", title: "T", message: "this needs the scope 'enroll'", remedy: "See docs." };
+  const remedy = "Use another key, or ask the operator of the service for one.";
+  assert.deepEqual(words.problem(forbidden), { title: "T", text: "This needs the scope 'enroll'.", remedy });
   assert.equal(
     words.problem({ code: "new", title: "T", message: "no space is left", remedy: "R" }).text,
     "No space is left.",

@@ -1,12 +1,12 @@
 // The albums of a gallery: photos without names, whose faces the service groups into people.
 
-import { call, galleryPath } from "../api.js";
-import { fill, h, icon } from "../dom.js";
-import { bytes, counted, when } from "../numbers.js";
-import { galleryHeading, watch } from "../reports.js";
+import { call, galleryPage, galleryPath } from "../api.js";
+import { each, h } from "../dom.js";
+import { counted, when } from "../numbers.js";
+import { galleryHeading, redraws, watch } from "../reports.js";
 import { packed } from "../tar.js";
-import { button, dialog, empty, field, problemBox, waiting } from "../ui.js";
-import { ARCHIVES, archiveType, upload } from "../upload.js";
+import { ask, button, choice, empty, field, outcome, waiting } from "../ui.js";
+import { ARCHIVES, archiveType, sender } from "../upload.js";
 
 const RISKS = [
   ["0.01", "Usual: about 1 wrong pair of faces in 100"],
@@ -17,38 +17,25 @@ const RISKS = [
 export const title = ({ gallery }) => `Albums of ${gallery}`;
 
 export function render({ gallery }, signal) {
-  const body = h("div", {}, waiting("Loading albums…"));
-  let shown = "";
-  let first = true;
-  const look = watch(async () => {
-    try {
-      const { data } = await call("GET", `${galleryPath(gallery)}/albums`, { signal });
-      first = false;
-      if (JSON.stringify(data) !== shown) fill(body, list(gallery, data, start)); // keep unchanged links: one can be focused
-      shown = JSON.stringify(data);
-      return data.some((one) => one.state === "grouping");
-    } catch (error) {
-      if (error.name !== "AbortError" && first)
-        fill(
-          body,
-          problemBox(error, () => look()),
-        );
-      throw error;
-    }
-  }, signal);
+  const body = h("div", waiting("Loading albums…"));
+  const draw = redraws(body);
   const start = () => begin(gallery);
-  return h(
-    "div",
-    { class: "page" },
+  const look = async () => {
+    const { data } = await call("GET", `${galleryPath(gallery)}/albums`, { signal });
+    draw(data, () => list(gallery, data, start));
+    return data.some((one) => one.state === "grouping");
+  };
+  const { note } = watch(look, signal, body);
+  return h("div.page", [
     galleryHeading(
       gallery,
       "albums",
       "Photos without names: Kith finds who is in them, and you name the people.",
       button("New album", start, { kind: "primary", icon: "plus" }),
     ),
-    look.note,
+    note,
     body,
-  );
+  ]);
 }
 
 function list(gallery, albums, start) {
@@ -59,107 +46,40 @@ function list(gallery, albums, start) {
       "Choose photos of several people, such as a holiday or a party. Kith groups the faces. Nobody is enrolled until you say who it is.",
       button("New album", start, { kind: "primary", icon: "plus" }),
     );
-  return h(
-    "ul",
-    { class: "cards" },
-    albums.map((one) =>
+  return each("ul.cards", albums, (one) =>
+    h("li.card", [
+      h("h2", h("a", { href: galleryPage(gallery, `/albums/${one.id}`) }, `Album of ${when(one.created_at)}`)),
       h(
-        "li",
-        { class: "card" },
-        h(
-          "h2",
-          {},
-          h(
-            "a",
-            { href: `#/galleries/${encodeURIComponent(gallery)}/albums/${one.id}` },
-            `Album of ${when(one.created_at)}`,
-          ),
-        ),
-        h(
-          "p",
-          {},
-          one.state === "ready"
-            ? `${counted(one.photo_count, "photo")}, ${counted(one.group_count, "group")}, ${counted(one.single_count, "single face")}`
-            : h("span", { class: "outcome unknown" }, icon("jobs"), "finding faces"),
-        ),
-        h("p", { class: "hint" }, `Is deleted ${when(one.expires_at)}.`),
+        "p",
+        one.state === "ready"
+          ? `${counted(one.photo_count, "photo")}, ${counted(one.group_count, "group")}, ${counted(one.single_count, "single face")}`
+          : outcome("unknown", "jobs", "finding faces"),
       ),
-    ),
+      h("p.hint", `Is deleted ${when(one.expires_at)}.`),
+    ]),
   );
 }
 
 /** Ask for photos or an archive, and send them. */
 function begin(gallery) {
-  const leaving = new AbortController();
-  const files = h("input", {
-    type: "file",
-    multiple: true,
-    accept: `image/*,.heic,.heif,.avif,${ARCHIVES}`,
-    required: true,
-  });
-  const risk = h(
-    "select",
-    {},
-    RISKS.map(([value, told]) => h("option", { value }, told)),
-  );
-  const told = h("div", { role: "status" });
-  const bar = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Upload" });
-  const submit = h("button", { type: "submit", class: "button primary" }, "Start");
-  const send = async (event) => {
-    event.preventDefault();
-    submit.disabled = true;
-    bar.hidden = false;
+  const accept = `image/*,.heic,.heif,.avif,${ARCHIVES}`;
+  const files = h("input", { type: "file", multiple: true, accept, required: true });
+  const risk = choice(RISKS);
+  const upload = sender("Sent.");
+  const elements = [
+    field("Photos", files, "Many photos, or one zip, tar, tar.gz or tar.zst of them. At most 20,000."),
+    field(
+      "How careful",
+      risk,
+      "A careful album puts fewer strangers into one group, and splits more people into several.",
+    ),
+    upload.element,
+  ];
+  ask("New album", "Start", elements, async (signal) => {
     const [only] = files.files;
     const type = files.files.length === 1 ? archiveType(only) : undefined;
-    const archive = type ? only : packed(files.files);
-    const onProgress = (share) => {
-      bar.value = share;
-      fill(
-        told,
-        h(
-          "p",
-          { class: "hint" },
-          share < 1 ? `${bytes(share * archive.size)} of ${bytes(archive.size)} sent` : "Sent.",
-        ),
-      );
-    };
-    try {
-      const query = { risk: risk.value };
-      const job = await upload(`${galleryPath(gallery)}/albums`, archive, {
-        query,
-        type: type ?? "application/x-tar",
-        onProgress,
-        signal: leaving.signal,
-      });
-      box.close();
-      location.hash = `#/galleries/${encodeURIComponent(gallery)}/albums/${job.id}`;
-    } catch (error) {
-      bar.hidden = true;
-      if (error.name !== "AbortError") fill(told, problemBox(error));
-    } finally {
-      submit.disabled = false;
-    }
-  };
-  const box = dialog(
-    "New album",
-    h(
-      "form",
-      { onSubmit: send },
-      field("Photos", files, "Many photos, or one zip, tar, tar.gz or tar.zst of them. At most 20,000."),
-      field(
-        "How careful",
-        risk,
-        "A careful album puts fewer strangers into one group, and splits more people into several.",
-      ),
-      bar,
-      told,
-      h(
-        "div",
-        { class: "actions end" },
-        h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"),
-        submit,
-      ),
-    ),
-  );
-  box.addEventListener("close", () => leaving.abort());
+    const options = { query: { risk: risk.value }, type: type ?? "application/x-tar", signal };
+    const job = await upload.send(`${galleryPath(gallery)}/albums`, type ? only : packed(files.files), options);
+    return () => (location.hash = galleryPage(gallery, `/albums/${job.id}`));
+  });
 }

@@ -5,7 +5,7 @@ import { EVENTS, sentence } from "../audit_words.js";
 import { fill, h } from "../dom.js";
 import { toTheSecond, whole } from "../numbers.js";
 import { settingsHeading } from "../reports.js";
-import { button, empty, field, loading, table } from "../ui.js";
+import { button, choice, empty, field, loading, table, textInput } from "../ui.js";
 
 const PAGE = 50;
 const SHORT = 32;
@@ -13,64 +13,39 @@ const SHORT = 32;
 export const title = () => "Audit";
 
 export function render(params, signal) {
-  const event = h(
-    "select",
-    {},
-    h("option", { value: "" }, "Everything"),
-    Object.entries(EVENTS).map(([value, text]) => h("option", { value, selected: value === params.event }, text)),
-  );
-  const gallery = h("input", { type: "text", value: params.gallery ?? "", autocomplete: "off", spellcheck: false });
-  const since = h("input", { type: "date", value: params.since ?? "" });
-  const actor = h("input", {
-    type: "text",
-    value: params.actor ?? "",
-    autocomplete: "off",
-    spellcheck: false,
-    placeholder: "key:3f2a9c01d2e4",
-  });
-  const person = h("input", { type: "text", value: params.subject ?? "", autocomplete: "off", spellcheck: false });
-  const until = h("input", { type: "date", value: params.until ?? "" });
-  const body = h("div", {});
-  const show = () =>
-    fill(
-      body,
-      loading(
-        () =>
-          lines(
-            {
-              event: event.value,
-              gallery: gallery.value.trim(),
-              subject: person.value.trim(),
-              actor: actor.value.trim(),
-              since: since.value,
-              until: until.value,
-            },
-            signal,
-          ),
-        "Reading the audit…",
-      ),
-    );
-  const form = h(
-    "form",
-    { class: "filters", onSubmit: (submitted) => (submitted.preventDefault(), show()), onChange: show },
-    field("What", event),
-    field("In gallery", gallery, "Empty: all galleries"),
-    field("About the person", person, "An id. Needs a gallery."),
-    field("By", actor, "A key, operator, anonymous or service."),
-    field("Since", since),
-    field("Until", until, "Including this day."),
-  );
+  const events = [["", "Everything"], ...Object.entries(EVENTS)];
+  const date = (value = "") => h("input", { type: "date", value });
+  const fields = {
+    event: choice(events, { value: params.event ?? "" }),
+    gallery: textInput({ value: params.gallery ?? "" }),
+    subject: textInput({ value: params.subject ?? "" }),
+    actor: textInput({ value: params.actor ?? "", placeholder: "key:3f2a9c01d2e4" }),
+    since: date(params.since),
+    until: date(params.until),
+  };
+  const body = h("div");
+  const load = () => {
+    const values = Object.entries(fields).map(([name, input]) => [name, input.value.trim()]);
+    return lines(Object.fromEntries(values), signal);
+  };
+  const show = () => fill(body, loading(load, "Reading the audit…"));
+  const form = h("form.filters", { onSubmit: (event) => (event.preventDefault(), show()), onChange: show }, [
+    field("What", fields.event),
+    field("In gallery", fields.gallery, "Empty: all galleries"),
+    field("About the person", fields.subject, "An id. Needs a gallery."),
+    field("By", fields.actor, "A key, operator, anonymous or service."),
+    field("Since", fields.since),
+    field("Until", fields.until, "Including this day."),
+  ]);
   show();
-  return h(
-    "div",
-    { class: "page" },
+  return h("div.page", [
     settingsHeading(
       "audit",
       "Who did what, and when. The log is append-only, and each line has the hash of the previous line. People appear as codes that only their gallery can resolve.",
     ),
     form,
     body,
-  );
+  ]);
 }
 
 /** The start of a local day, plus `later` days; null without a date. */
@@ -85,15 +60,9 @@ async function lines({ event, gallery, subject, actor, since, until }, signal) {
   // Keys for some galleries can read only those.
   const path = gallery ? `${galleryPath(gallery)}/audit` : "/v1/audit";
   const about = gallery ? { subject: subject || null } : {};
-  const query = {
-    ...about,
-    event: event || null,
-    actor: actor || null,
-    since: midnight(since),
-    until: midnight(until, 1),
-    limit: PAGE,
-  };
-  const place = h("div", { class: "stack audit" });
+  const span = { since: midnight(since), until: midnight(until, 1) };
+  const query = { ...about, event: event || null, actor: actor || null, ...span, limit: PAGE };
+  const place = h("div.stack.audit");
   const names = new Map(); // of keys, by their ids
   const more = async (cursor) => {
     const page = await call("GET", path, { query: { ...query, cursor }, signal });
@@ -101,21 +70,10 @@ async function lines({ event, gallery, subject, actor, since, until }, signal) {
     if (!gallery && names.size === 0 && page.data.some((line) => line.actor.startsWith("key:")))
       for (const key of await all("/v1/keys", { query: { ended: true }, signal })) names.set(key.id, key.name);
     place.querySelector(":scope > .actions")?.remove();
-    place.append(
-      table(
-        "Audit lines, newest first",
-        ["When", "What", "By", "Details"],
-        runs(page.data, event).map((lines) => row(lines, names)),
-      ),
-    );
-    if (page.next)
-      place.append(
-        h(
-          "div",
-          { class: "actions" },
-          button("Show older lines", () => more(page.next)),
-        ),
-      );
+    const rows = runs(page.data, event).map((lines) => row(lines, names));
+    place.append(table("Audit lines, newest first", ["When", "What", "By", "Details"], rows));
+    const older = () => more(page.next);
+    if (page.next) place.append(h("div.actions", button("Show older lines", older)));
     return place;
   };
   return await more(null);
@@ -142,12 +100,10 @@ const row = ([line, ...more], names) => [
   ),
   h("span", { title: line.actor }, actor(line.actor, names)),
   more.length > 0
-    ? h(
-        "details",
-        {},
-        h("summary", {}, `since ${toTheSecond(more.at(-1).at)}`),
-        h("pre", {}, [line, ...more].map(moved).join("\n")),
-      )
+    ? h("details", [
+        h("summary", `since ${toTheSecond(more.at(-1).at)}`),
+        h("pre", [line, ...more].map(moved).join("\n")),
+      ])
     : particulars({ ...(line.subject && { subject: line.subject }), ...line.details }),
 ];
 
@@ -161,11 +117,6 @@ const actor = (name, names) => ACTORS[name] ?? names.get(name.replace("key:", ""
 function particulars(details) {
   const said = Object.entries(details).map(([name, value]) => `${name}: ${JSON.stringify(value)}`);
   const text = said.join(", ");
-  if (text.length <= SHORT) return h("code", {}, text);
-  return h(
-    "details",
-    {},
-    h("summary", {}, Object.keys(details).join(", ")),
-    h("pre", {}, JSON.stringify(details, null, 1)),
-  );
+  if (text.length <= SHORT) return h("code", text);
+  return h("details", [h("summary", Object.keys(details).join(", ")), h("pre", JSON.stringify(details, null, 1))]);
 }

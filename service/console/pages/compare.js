@@ -1,10 +1,10 @@
 import { call, patiently } from "../api.js";
 import { galleries, galleryField, personField, riskField } from "../choices.js";
-import { fill, h, icon } from "../dom.js";
+import { each, fill, h } from "../dom.js";
 import { open, picker, stage } from "../photo.js";
-import { button, heading, loading, problemBox, tell, unique, waiting } from "../ui.js";
+import { button, facts, folded, heading, loading, problemBox, tell, ticked, unique, waiting } from "../ui.js";
 import * as words from "../words.js";
-import { badge, facts, meter } from "./identify.js";
+import { badge, bare, meter } from "./identify.js";
 
 export const title = () => "Compare";
 
@@ -15,18 +15,16 @@ const PAIRS = [
 ];
 
 export function render(params, signal) {
-  return h(
-    "div",
-    { class: "page" },
+  return h("div.page", [
     heading("Compare", "Check whether two photos show the same person, or whether a photo shows an enrolled person."),
     loading(async () => desk(await galleries(signal), params, signal)),
-  );
+  ]);
 }
 
 function desk(known, params, signal) {
-  const answer = h("div", { class: "answer" });
-  const live = h("p", { class: "unseen", role: "status" });
-  const risks = h("div", {});
+  const answer = h("div.answer");
+  const live = h("p.unseen", { role: "status" });
+  const risks = h("div");
   const sides = ["First", "Second"].map((name, i) =>
     side(name, known, signal, () => {
       if (sides[i].gallery() !== null) sides[1 - i].choosePhoto(); // one side may be a person: hygiene compares people
@@ -45,15 +43,8 @@ function desk(known, params, signal) {
     const now = gallery === undefined ? null : riskOf(known, gallery);
     if (strictness && now === own) return;
     own = now;
-    fill(
-      risks,
-      (strictness = riskField(choose, {
-        own,
-        chosen,
-        pairs: PAIRS,
-        hint: "Wrong matches per pair of different people.",
-      })),
-    );
+    const hint = "Wrong matches per pair of different people.";
+    fill(risks, (strictness = riskField(choose, { own, chosen, pairs: PAIRS, hint })));
   }
 
   function choose() {
@@ -68,7 +59,7 @@ function desk(known, params, signal) {
     if (!sides.every((one) => one.given())) return fill(answer, invitation());
     asking = new AbortController();
     const until = AbortSignal.any([signal, asking.signal]);
-    fill(answer, h("div", { class: "card" }, waiting("Comparing…")));
+    fill(answer, h("div.card", waiting("Comparing…")));
     try {
       const form = new FormData();
       const options = { ...(strictness.value && { risk: strictness.value }) };
@@ -85,30 +76,21 @@ function desk(known, params, signal) {
     }
   }
 
-  addEventListener(
-    "paste",
-    (event) => {
-      const files = [...(event.clipboardData?.files ?? [])];
-      if (!files.length || document.querySelector("dialog[open]")) return;
-      event.preventDefault();
-      const free = sides.filter((one) => !one.given());
-      files.slice(0, 2).forEach((file, i) => (free[i] ?? sides[i]).take([file]));
-    },
-    { signal },
-  );
+  const paste = (event) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (!files.length || document.querySelector("dialog[open]")) return;
+    event.preventDefault();
+    const free = sides.filter((one) => !one.given());
+    files.slice(0, 2).forEach((file, i) => (free[i] ?? sides[i]).take([file]));
+  };
+  addEventListener("paste", paste, { signal });
   fill(answer, invitation());
-  return h(
-    "div",
-    { class: "stack wide" },
-    h(
-      "div",
-      { class: "pair-of-sides" },
-      sides.map((one) => one.element),
-    ),
-    h("div", { class: "choices" }, risks),
+  return h("div.stack.wide", [
+    each("div.pair-of-sides", sides, (one) => one.element),
+    h("div.choices", risks),
     live,
     answer,
-  );
+  ]);
 }
 
 /** The gallery's risk per comparison in words; null if its risk is per search. `known`: the galleries, or null if the key
@@ -120,22 +102,19 @@ function riskOf(known, name) {
 }
 
 const invitation = () =>
-  h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Choose both sides"),
+  h("section.card", [
+    h("h2", "Choose both sides"),
     h(
       "p",
-      {},
       "The answer is: same person, different people, or not sure. It says how often two different people are this similar.",
     ),
-  );
+  ]);
 
 /** One side: a photo or an enrolled person. */
 function side(name, known, signal, onChange) {
   let photo = null;
   let person = null;
-  const place = h("div", { class: "stack" });
+  const place = h("div.stack");
   const group = unique("side");
   const asPhoto = h("input", { type: "radio", name: group, checked: true });
   const asPerson = h("input", { type: "radio", name: group });
@@ -147,18 +126,13 @@ function side(name, known, signal, onChange) {
     onChange();
     find.load(chosen).then(look).catch(tell);
   });
-  const told = h("p", { class: "hint", role: "status" });
-  const element = h("fieldset", { class: "card stack" });
-  const pick = picker(take, {
-    signal,
-    multiple: false,
-    within: element,
-    title: "Drop a photo here",
-    label: `The ${name.toLowerCase()} photo`,
-  });
+  const told = h("p.hint", { role: "status" });
+  const element = h("fieldset.card.stack");
+  const label = `The ${name.toLowerCase()} photo`;
+  const pick = picker(take, { signal, multiple: false, within: element, title: "Drop a photo here", label });
 
   async function take([file]) {
-    photo = await open(file, signal);
+    photo = file ? await open(file, signal) : null;
     asPhoto.checked = true;
     show();
     onChange();
@@ -182,20 +156,11 @@ function side(name, known, signal, onChange) {
     if (!photo) return fill(place, pick);
     if (seen?.face && !photo.width)
       Object.assign(photo, { width: seen.face.box[2] * 1.3, height: seen.face.box[3] * 1.3 });
-    const picture =
-      photo.drawable || seen?.face
-        ? stage(photo, seen?.face ? [{ face: seen.face, outcome: "chosen" }] : [], { alt: photo.file.name })
-        : h("div", { class: "undrawable empty" }, icon("photo"), h("p", {}, photo.file.name));
-    fill(
-      place,
-      picture,
-      seen?.face_count > 1 && h("p", { class: "hint" }, `Kith compared the largest of ${seen.face_count} faces.`),
-      h(
-        "div",
-        { class: "actions" },
-        button("Another photo", () => ((photo = null), show(), onChange()), { icon: "close", kind: "quiet" }),
-      ),
-    );
+    const marks = seen?.face ? [{ face: seen.face, outcome: "chosen" }] : [];
+    const picture = photo.drawable || seen?.face ? stage(photo, marks, { alt: photo.file.name }) : bare(photo);
+    const another = button("Another photo", () => take([]), { icon: "close", kind: "quiet" });
+    const largest = seen?.face_count > 1 && `Kith compared the largest of ${seen.face_count} faces.`;
+    fill(place, picture, largest && h("p.hint", largest), h("div.actions", another));
   }
   for (const one of [asPhoto, asPerson])
     one.addEventListener("change", () => {
@@ -206,14 +171,8 @@ function side(name, known, signal, onChange) {
   show();
   fill(
     element,
-    h("legend", { class: "side-name" }, name),
-    known?.length !== 0 &&
-      h(
-        "div",
-        { class: "row" },
-        h("label", { class: "check" }, asPhoto, "A photo"),
-        h("label", { class: "check" }, asPerson, "An enrolled person"),
-      ),
+    h("legend.side-name", name),
+    known?.length !== 0 && h("div.row", [ticked(asPhoto, "A photo"), ticked(asPerson, "An enrolled person")]),
     place,
   );
   return {
@@ -233,36 +192,30 @@ function side(name, known, signal, onChange) {
 }
 
 function result(found, said) {
-  const reasons = found.reasons.filter((one) => !one.endsWith("no_face"));
   const face = { a: found.a.face, b: found.b.face };
-  return h(
-    "section",
-    { class: "card verdict", "aria-label": "The answer" },
+  const why = (one) => {
+    const [letter, name] = one.includes(": ") ? one.split(": ") : [null, one];
+    return h("li", [letter && `${letter === "a" ? "First" : "Second"}: `, words.reason(name, face[letter])]);
+  };
+  const reasons = found.reasons.filter((one) => !one.endsWith("no_face"));
+  const measured = () => [
+    meter(found),
+    folded(
+      "Details",
+      facts([
+        ["Similarity", words.similarity(found.similarity)],
+        ["Threshold", words.similarity(found.threshold)],
+        ["Review threshold", words.similarity(found.review_threshold)],
+        ["False-match probability", words.exact(found.false_match_probability, found.probability_is_bound)],
+        ["Model", found.model],
+      ]),
+    ),
+  ];
+  return h("section.card.verdict", { "aria-label": "The answer" }, [
     badge(found.outcome),
-    h("h2", {}, said.title),
-    h("p", {}, said.text),
-    reasons.length > 0 &&
-      h(
-        "ul",
-        { class: "bullets" },
-        reasons.map((one) => {
-          const [letter, name] = one.includes(": ") ? one.split(": ") : [null, one];
-          return h("li", {}, letter && `${letter === "a" ? "First" : "Second"}: `, words.reason(name, face[letter]));
-        }),
-      ),
-    found.similarity !== undefined && meter(found),
-    found.similarity !== undefined &&
-      h(
-        "details",
-        { class: "details" },
-        h("summary", {}, "Details"),
-        facts([
-          ["Similarity", words.similarity(found.similarity)],
-          ["Threshold", words.similarity(found.threshold)],
-          ["Review threshold", words.similarity(found.review_threshold)],
-          ["False-match probability", words.exact(found.false_match_probability, found.probability_is_bound)],
-          ["Model", found.model],
-        ]),
-      ),
-  );
+    h("h2", said.title),
+    h("p", said.text),
+    reasons.length > 0 && each("ul.bullets", reasons, why),
+    found.similarity !== undefined && measured(),
+  ]);
 }

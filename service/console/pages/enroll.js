@@ -1,37 +1,19 @@
-import { attemptKey, call, patiently, stubbornly, subjectPath } from "../api.js";
-import { galleries, galleryField, personField } from "../choices.js";
-import { fill, h, icon } from "../dom.js";
+import { attemptKey, call, patiently, stubbornly, subjectPage, subjectPath } from "../api.js";
+import { galleryDesk, galleryField } from "../choices.js";
+import { each, fill, h, icon } from "../dom.js";
 import { readingOrder } from "../layout.js";
 import { counted } from "../numbers.js";
+import { whoFields } from "../asking.js";
 import { personForm } from "../person_form.js";
 import { DESK, bodyOf, cropped, measured, open, picker, stage, thumbnail } from "../photo.js";
 import { Pictures, keepHint, sides } from "../stored.js";
-import { button, confirmed, empty, field, heading, linkButton, loading, tell, toast, unique } from "../ui.js";
+import { button, confirmed, linkButton, notice, outcome, refused, tell, toast } from "../ui.js";
 import * as words from "../words.js";
 
 export const title = () => "Enroll";
 
-export function render(params, signal) {
-  return h(
-    "div",
-    { class: "page" },
-    heading(
-      "Enroll",
-      "Add photos of a person, so that searches find them. Two or three different photos are better than one.",
-    ),
-    loading(async () => {
-      const known = await galleries(signal);
-      if (known?.length === 0)
-        return empty(
-          "gallery",
-          "Create a gallery first",
-          "People are enrolled in a gallery, such as a staff, a club or a family.",
-          linkButton("Create a gallery", "#/galleries?new=1", { kind: "primary", icon: "plus" }),
-        );
-      return desk(known, params, signal);
-    }, "Loading galleries…"),
-  );
-}
+const LEAD = "Add photos of a person, so that searches find them. Two or three different photos are better than one.";
+export const render = (params, signal) => galleryDesk("Enroll", LEAD, desk, params, signal);
 
 // Overrides of refusals: option, label, question, consequence.
 const ANYWAY = {
@@ -63,11 +45,11 @@ const ANYWAY = {
 
 function desk(known, params, signal) {
   const items = [];
-  const list = h("ul", { class: "stack", "aria-label": "Photos to enroll" });
-  const told = h("p", { class: "unseen", role: "status" });
+  const list = h("ul.stack", { "aria-label": "Photos to enroll" });
+  const told = h("p.unseen", { role: "status" });
   const who = whoForm(known, params, signal);
   const go = button("Enroll", enrollAll, { kind: "primary", icon: "enroll", disabled: true });
-  const done = h("div", { class: "stack" });
+  const done = h("div.stack");
 
   async function take(files) {
     for (const file of files) {
@@ -76,12 +58,11 @@ function desk(known, params, signal) {
         state: "looking",
         faces: null,
         chosen: null,
-        problem: null,
         key: null,
         allowed: {},
       };
       items.push(item);
-      list.append((item.place = h("li", { class: "card" })));
+      list.append((item.place = h("li.card")));
       show(item);
       look(item);
     }
@@ -139,65 +120,39 @@ function desk(known, params, signal) {
 
   function row(item) {
     const { photo, faces, chosen, state } = item;
-    const drop =
-      state !== "busy" &&
-      state !== "enrolled" &&
-      button("Remove", () => remove(item), { kind: "quiet", icon: "close" });
-    drop && drop.classList.add("small");
-    const picture = faces?.[chosen] ? thumbnail(photo, faces[chosen].box, 96) : preview(photo);
+    const small = (label, act) => button(label, act, { kind: "quiet", small: true });
+    const drop = button("Remove", () => remove(item), { kind: "quiet", icon: "close", small: true });
+    const face = faces?.[chosen];
     const line = (...content) =>
-      h(
-        "div",
-        { class: "photo-row" },
-        picture,
-        h("div", { class: "stack tight" }, h("p", { class: "file" }, photo.file.name), ...content),
-      );
+      h("div.photo-row", [faceOf(item), h("div.stack.tight", [h("p.file", photo.file.name), ...content])]);
     if (state === "looking") return line(waitLine("Looking for faces…"));
     if (state === "busy") return line(waitLine("Enrolling…"));
     if (state === "enrolled")
-      return line(
-        h(
-          "p",
-          {},
-          h("span", { class: "outcome identified" }, icon("check"), "Enrolled"),
-          ` A ${words.quality(item.score)} photo.`,
-        ),
-      );
+      return line(h("p", [outcome("identified", "check", "Enrolled"), ` A ${words.quality(item.score)} photo.`]));
     if (state === "refused") return line(refusal(item, drop));
+    if (faces === null) return line(h("p.hint", "Ready."), h("div.actions", drop));
     if (chosen === -1)
       return line(
-        h("p", {}, h("strong", {}, "No face found. "), "The photo must show an upright, visible and large face."),
-        h("div", { class: "actions" }, drop),
+        h("p", [h("strong", "No face found. "), "The photo must show an upright, visible and large face."]),
+        h("div.actions", drop),
       );
-    if (faces === null) return line(h("p", { class: "hint" }, "Ready."), h("div", { class: "actions" }, drop));
-    if (faces.length > 1 && chosen === null)
+    if (!face)
       return [
-        h("h2", {}, `${faces.length} faces. Which one do you want to enroll?`),
+        h("h2", `${faces.length} faces. Which one do you want to enroll?`),
         chooser(item),
-        h("div", { class: "actions" }, drop),
+        h("div.actions", drop),
       ];
-    const { quality } = faces[chosen];
-    const another =
-      faces.length > 1 &&
-      photo.drawable &&
-      button("Another face", () => ((item.chosen = item.wanted = null), show(item)), { kind: "quiet" });
-    another && another.classList.add("small");
+    const several = faces.length > 1;
+    const another = several && photo.drawable;
+    const largest = " It is the largest face. This browser cannot show the file, so you cannot choose another one.";
     return line(
-      h(
-        "p",
-        {},
-        `A ${words.quality(quality.score)} photo of a face.`,
-        faces.length > 1 &&
-          !photo.drawable &&
-          " It is the largest face. This browser cannot show the file, so you cannot choose another one.",
-      ),
-      quality.reasons.length > 0 &&
-        h(
-          "ul",
-          { class: "bullets" },
-          quality.reasons.map((name) => h("li", {}, words.reason(name, faces[chosen]))),
-        ),
-      h("div", { class: "actions" }, another, drop),
+      h("p", [`A ${words.quality(face.quality.score)} photo of a face.`, several && !another && largest]),
+      face.quality.reasons.length > 0 &&
+        each("ul.bullets", face.quality.reasons, (name) => h("li", words.reason(name, face))),
+      h("div.actions", [
+        another && small("Another face", () => ((item.chosen = item.wanted = null), show(item))),
+        drop,
+      ]),
     );
   }
 
@@ -218,55 +173,30 @@ function desk(known, params, signal) {
     const said = words.problem(problem);
     const [allow, label, question, meaning] = ANYWAY[problem.code] ?? [];
     const other = problem.code === "duplicate_subject" && problem.document.subject;
-    const small = (element) => (element.classList.add("small"), element);
     const compared = () => other && beside(item, other);
+    const act = (text, onClick) => button(text, onClick, { small: true });
+    const there = () => {
+      item.state = "busy";
+      return enrollOne(item, { ...item.person, id: other, label: other, fresh: false, about: null });
+    };
+    const allowed = (option, value = true) => ((item.allowed[option] = value), again(item));
+    const anyway = async () => {
+      if (await confirmed(question, meaning, "Enroll", { shown: compared(), danger: false })) allowed(allow);
+    };
+    const repeat = () => (item.person ? again(item) : ((item.state = "looking"), show(item), look(item)));
     return [
-      h(
-        "p",
-        { class: "refused", role: "alert" },
-        icon("warning"),
-        h("span", {}, h("strong", {}, `${said.title}. `), said.text, " ", said.remedy),
-      ),
+      refused(h("strong", `${said.title}. `), said.text, " ", said.remedy),
       compared(),
-      h(
-        "div",
-        { class: "actions" },
-        other &&
-          small(
-            linkButton(
-              `Show “${other}”`,
-              `#/galleries/${encodeURIComponent(item.gallery)}/subjects/${encodeURIComponent(other)}`,
-            ),
-          ),
-        other &&
-          small(
-            button(
-              `It is “${other}”: enroll it there`,
-              () => (
-                (item.state = "busy"),
-                enrollOne(item, { ...item.person, id: other, label: other, fresh: false, about: null })
-              ),
-            ),
-          ),
-        problem.code === "several_faces" &&
-          small(button("Enroll the largest", () => ((item.allowed.face = "largest"), again(item)))),
-        allow &&
-          small(
-            button(label, async () => {
-              if (
-                !(await confirmed({ title: question, text: meaning, shown: compared(), yes: "Enroll", danger: false }))
-              )
-                return;
-              item.allowed[allow] = true;
-              again(item);
-            }),
-          ),
-        words.mayPass(problem) &&
-          small(
-            button("Try again", () => (item.person ? again(item) : ((item.state = "looking"), show(item), look(item)))),
-          ),
+      h("div.actions", [
+        other && [
+          linkButton(`Show “${other}”`, subjectPage(item.gallery, other), { small: true }),
+          act(`It is “${other}”: enroll it there`, there),
+        ],
+        problem.code === "several_faces" && act("Enroll the largest", () => allowed("face", "largest")),
+        allow && act(label, anyway),
+        words.mayPass(problem) && act("Try again", repeat),
         drop,
-      ),
+      ]),
     ];
   }
 
@@ -278,10 +208,8 @@ function desk(known, params, signal) {
     if (keeps === undefined) return null;
     if (!keeps) return keepHint(item.gallery);
     if (!pictures.has(item.gallery)) pictures.set(item.gallery, new Pictures(item.gallery, signal));
-    const { photo, faces, chosen } = item;
-    const face = faces?.[chosen] ? thumbnail(photo, faces[chosen].box, 96) : preview(photo);
     return sides([
-      ["This photo", face],
+      ["This photo", faceOf(item)],
       [subject, pictures.get(item.gallery).person(subject, `Stored picture of ${subject}`)],
     ]);
   }
@@ -311,13 +239,8 @@ function desk(known, params, signal) {
     const several = faces !== null && faces.length > 1;
     const cut = several && photo.drawable;
     try {
-      const file = cut
-        ? await cropped(
-            photo,
-            faces[chosen],
-            faces.filter((_, i) => i !== chosen),
-          )
-        : photo.file;
+      const others = faces?.filter((_, i) => i !== chosen);
+      const file = cut ? await cropped(photo, faces[chosen], others) : photo.file;
       const options = { ...(several && { face: "largest" }), ...item.allowed };
       // Without `signal`: leaving the page must not interrupt the enrollment before the name is set.
       const headers = { "Idempotency-Key": item.key, ...(person.fresh && { "If-None-Match": "*" }) };
@@ -374,35 +297,17 @@ function desk(known, params, signal) {
 
   function finished(person) {
     const owed = Boolean(person.about);
-    const at = `#/galleries/${encodeURIComponent(person.gallery)}/subjects/${encodeURIComponent(person.id)}`;
-    fill(
-      done,
-      h(
-        "section",
-        { class: "notice" },
-        icon(owed ? "warning" : "check"),
-        h(
-          "div",
-          {},
-          h("h2", {}, owed ? `${person.label} is enrolled without the other data` : `${person.label} is enrolled`),
-          h(
-            "p",
-            {},
-            owed
-              ? `The id in “${person.gallery}” is “${person.id}”. Name, tags and other fields are not saved yet.`
-              : `Searches in “${person.gallery}” now find this person.`,
-          ),
-          h(
-            "div",
-            { class: "actions" },
-            owed && button("Save the other data", () => repeat(person), { kind: "primary" }),
-            linkButton("Show person", at),
-            linkButton("Try it: identify", `#/identify?gallery=${encodeURIComponent(person.gallery)}`),
-            button("Enroll another person", next),
-          ),
-        ),
-      ),
-    );
+    const text = owed
+      ? `The id in “${person.gallery}” is “${person.id}”. Name, tags and other fields are not saved yet.`
+      : `Searches in “${person.gallery}” now find this person.`;
+    const actions = [
+      owed && button("Save the other data", () => repeat(person), { kind: "primary" }),
+      linkButton("Show person", subjectPage(person.gallery, person.id)),
+      linkButton("Try it: identify", `#/identify?gallery=${encodeURIComponent(person.gallery)}`),
+      button("Enroll another person", next),
+    ];
+    const title = `${person.label} is enrolled${owed ? " without the other data" : ""}`;
+    fill(done, notice(owed ? "warning" : "check", [h("h2", title), h("p", text), h("div.actions", actions)]));
   }
 
   function next() {
@@ -421,74 +326,47 @@ function desk(known, params, signal) {
       items[0].wanted = box;
     });
   }
-  return h(
-    "div",
-    { class: "columns" },
-    h("div", { class: "stack" }, pick, list),
-    h(
-      "div",
-      { class: "stack" },
-      h(
-        "section",
-        { class: "card", "aria-label": "Person" },
-        h("h2", {}, "Person"),
-        who.element,
-        h("div", { class: "actions" }, go),
-      ),
+  return h("div.columns", [
+    h("div.stack", [pick, list]),
+    h("div.stack", [
+      h("section.card", { "aria-label": "Person" }, [h("h2", "Person"), who.element, h("div.actions", go)]),
       told,
       done,
-    ),
-  );
+    ]),
+  ]);
 }
 
 /** The person form: a new or an enrolled person. */
 function whoForm(known, params, signal) {
   const about = personForm();
-  const id = h("input", { type: "text", autocomplete: "off", spellcheck: false, maxLength: 128 });
-  let ownId = false;
-  about.name.addEventListener("input", () => {
-    if (!ownId) id.value = words.idFrom(about.name.value);
+  const problem = h("div");
+  const gallery = galleryField(known, (name) => fields.person.load(name).catch(tell), { chosen: params.gallery });
+  const fields = whoFields(signal, {
+    label: "Whose photos are these?",
+    isNew: params.subject === undefined,
+    texts: ["New person", "Enrolled person"],
+    name: about.name,
+    between: about.elements.slice(1),
+    onSwap: () => fill(problem),
   });
-  id.addEventListener("input", () => (ownId = id.value !== ""));
-  const person = personField("Whose photos are these?", signal);
-  const gallery = galleryField(known, (name) => person.load(name).catch(tell), { chosen: params.gallery });
-  const group = unique("who");
-  const fresh = h("input", { type: "radio", name: group, checked: params.subject === undefined });
-  const there = h("input", { type: "radio", name: group, checked: params.subject !== undefined });
-  const problem = h("p", { class: "refused", role: "alert" });
-  const newFields = h(
-    "div",
-    { class: "stack" },
-    about.elements[0],
-    field("Id", id, "What other programs call them; it cannot be changed later."),
-    about.elements.slice(1),
-  );
-  const swap = () => {
-    newFields.hidden = !fresh.checked;
-    person.hidden = fresh.checked;
-    fill(problem);
+  const { person, id } = fields;
+  const begin = async () => {
+    await person.load(gallery.value);
+    if (!params.subject) return;
+    person.input.value = params.subject;
+    const found = await person.find();
+    if (found) person.set(found);
   };
-  for (const one of [fresh, there]) one.addEventListener("change", swap);
-  swap();
-  if (gallery.value)
-    person
-      .load(gallery.value)
-      .then(async () => {
-        if (!params.subject) return;
-        person.input.value = params.subject;
-        const found = await person.find();
-        if (found) person.set(found);
-      })
-      .catch(tell);
-  const refuse = (text, input, ...more) => {
-    fill(problem, icon("warning"), h("span", {}, text, " ", ...more));
+  if (gallery.value) begin().catch(tell);
+  const refuse = (input, ...text) => {
+    fill(problem, refused(...text));
     input.focus();
     return null;
   };
 
   /** The person with this id; null if there is none, or if the key cannot read it. */
-  const holder = ({ gallery: into, id: wanted }) =>
-    call("GET", subjectPath(into, wanted), { signal }).catch((error) => {
+  const holder = (wanted) =>
+    call("GET", subjectPath(wanted.gallery, wanted.id), { signal }).catch((error) => {
       if (error.code === "subject_not_found" || error.code === "forbidden") return null;
       throw error;
     });
@@ -497,8 +375,8 @@ function whoForm(known, params, signal) {
   async function taken(wanted) {
     const name = (await holder(wanted))?.name;
     return refuse(
-      `The id “${wanted.id}” is taken${name ? ` by ${name}` : ""}.`,
       id,
+      `The id “${wanted.id}” is taken${name ? ` by ${name}` : ""}. `,
       "If it is the same person, choose “Enrolled person”. Otherwise enter another id.",
     );
   }
@@ -506,53 +384,25 @@ function whoForm(known, params, signal) {
   let owed = null; // a person created here whose typed data is not saved yet; the next attempt reuses the id
 
   return {
-    element: h(
-      "div",
-      { class: "stack" },
-      h(
-        "div",
-        { class: "stack tight" },
+    element: h("div.stack", [
+      h("div.stack.tight", [
         gallery,
-        known !== null && h("a", { class: "hint", href: "#/galleries?new=1" }, "Create another gallery"),
-      ),
-      h(
-        "fieldset",
-        {},
-        h("legend", { class: "unseen" }, "New or enrolled"),
-        h(
-          "div",
-          { class: "row" },
-          h("label", { class: "check" }, fresh, "New person"),
-          h("label", { class: "check" }, there, "Enrolled person"),
-        ),
-      ),
-      newFields,
-      person,
+        known !== null && h("a.hint", { href: "#/galleries?new=1" }, "Create another gallery"),
+      ]),
+      fields.elements,
       problem,
-    ),
-    /** {gallery, id, label, fresh, about}, or null after a message about missing input. */
+    ]),
+    /** {gallery, id, name, label, fresh, about}, or null after a message about missing input. */
     async person() {
       fill(problem);
       const into = gallery.value;
-      if (there.checked) {
-        const found = await person.find();
-        if (!found) return refuse(person.unfound, person.input);
-        return { gallery: into, id: found.id, label: words.called(found), fresh: false };
-      }
-      const told = about.read();
-      const chosen = id.value.trim();
-      if (!chosen) return refuse("Enter a name or an id.", about.name);
-      const unfit = words.idRefusal(chosen);
-      if (unfit) return refuse(unfit, id);
-      const wanted = {
-        gallery: into,
-        id: chosen,
-        label: told.name ?? chosen,
-        name: told.name,
-        fresh: true,
-        about: given(told),
-      };
-      if (owed?.gallery === into && owed.id === chosen) return { ...wanted, fresh: false };
+      const found = await fields.who();
+      if (typeof found === "string")
+        return refuse(!fields.fresh.checked ? person.input : id.value.trim() ? id : about.name, found);
+      const wanted = { gallery: into, id: found.id, name: found.name, label: words.called(found), fresh: found.isNew };
+      if (!found.isNew) return wanted;
+      wanted.about = given(about.read());
+      if (owed?.gallery === into && owed.id === found.id) return { ...wanted, fresh: false };
       return (await holder(wanted)) ? taken(wanted) : wanted;
     },
     taken,
@@ -562,27 +412,20 @@ function whoForm(known, params, signal) {
     failed(error) {
       if (error.name === "AbortError") return;
       const said = words.problem(error);
-      fill(problem, icon("warning"), h("span", {}, said.text, " ", said.remedy));
+      fill(problem, refused(said.text, " ", said.remedy));
     },
     /** Keep typed data that could not be saved. */
-    owes(who) {
-      owed = who;
-    },
+    owes: (who) => (owed = who),
     /** Add the next photos to the same person. */
     know(who) {
       owed = null;
-      if (!fresh.checked) return;
-      there.checked = true;
-      person.set({ id: who.id, name: who.name });
-      swap();
+      if (fields.fresh.checked) fields.choose({ id: who.id, name: who.name });
     },
     clear() {
       owed = null;
       about.clear();
-      id.value = person.input.value = "";
-      ownId = false;
-      fresh.checked = true;
-      swap();
+      person.input.value = "";
+      fields.choose(null);
     },
   };
 }
@@ -595,13 +438,14 @@ function given(about) {
   return said.length > 0 ? Object.fromEntries(said) : null;
 }
 
+const faceOf = ({ photo, faces, chosen }) =>
+  faces?.[chosen] ? thumbnail(photo, faces[chosen].box, 96) : preview(photo);
 const preview = (photo) =>
   photo.drawable
-    ? h("img", { class: "thumb large", src: photo.url, alt: "" })
-    : h("span", { class: "thumb large blank", "aria-hidden": "true" }, icon("photo"));
+    ? h("img.thumb.large", { src: photo.url, alt: "" })
+    : h("span.thumb.large.blank", { "aria-hidden": "true" }, icon("photo"));
 
-const waitLine = (text) =>
-  h("p", { class: "wait-line", role: "status" }, h("span", { class: "spinner", "aria-hidden": "true" }), text);
+const waitLine = (text) => h("p.wait-line", { role: "status" }, [h("span.spinner", { "aria-hidden": "true" }), text]);
 
 const area = ([x0, y0, x1, y1]) => (x1 - x0) * (y1 - y0);
 const largest = (faces) => faces.reduce((best, face, i) => (area(face.box) > area(faces[best].box) ? i : best), 0);

@@ -1,11 +1,11 @@
-import { all, call, galleryPath } from "../api.js";
+import { all, call, enrollPage, galleryPage, galleryPath } from "../api.js";
 import { rememberGallery } from "../choices.js";
 import { fill, h } from "../dom.js";
 import { galleryForm } from "../gallery_form.js";
 import { counted } from "../numbers.js";
 import { watch } from "../reports.js";
 import { Pictures } from "../stored.js";
-import { button, dialog, empty, field, heading, linkButton, problemBox, toast, waiting } from "../ui.js";
+import { ask, button, empty, field, heading, linkButton, textInput, toast, waiting } from "../ui.js";
 import { called, risk } from "../words.js";
 
 const NAMED = 3; // people on a card
@@ -13,7 +13,7 @@ const NAMED = 3; // people on a card
 export const title = () => "Galleries";
 
 export function render(params, signal) {
-  const body = h("div", {}, waiting("Loading galleries…"));
+  const body = h("div", waiting("Loading galleries…"));
   const make = () => button("New gallery", createGallery, { kind: "primary", icon: "plus" });
   const cards = new Map();
   let names = null;
@@ -27,47 +27,23 @@ export function render(params, signal) {
       shown.querySelector(".named").replaceWith(named(one, signal));
     }
     const now = JSON.stringify(found.map((one) => one.name));
-    if (now === names) return; // unchanged elements keep the focus
+    if (now === names) return false; // unchanged elements keep the focus
     names = now;
-    fill(
-      body,
-      found.length === 0
-        ? nothing(make)
-        : h(
-            "ul",
-            { class: "cards" },
-            found.map((one) => cards.get(one.name)),
-          ),
-    );
+    const list = found.map((one) => cards.get(one.name));
+    fill(body, found.length === 0 ? nothing(make) : h("ul.cards", list));
+    return false;
   };
-  const look = watch(async () => {
-    try {
-      show(await all("/v1/galleries", { signal }));
-      return false;
-    } catch (error) {
-      if (error.name !== "AbortError" && names === null) {
-        const focused = body.contains(document.activeElement); // the button that is replaced
-        fill(
-          body,
-          problemBox(error, () => look()),
-        );
-        if (focused) body.querySelector("button").focus();
-      }
-      throw error;
-    }
-  }, signal);
+  const { note } = watch(async () => show(await all("/v1/galleries", { signal })), signal, body);
   if (params.new) queueMicrotask(() => signal.aborted || createGallery());
-  return h(
-    "div",
-    { class: "page" },
+  return h("div.page", [
     heading(
       "Galleries",
       "A gallery is a group of people who are searched together, with its own accepted risk.",
       make(),
     ),
-    look.note,
+    note,
     body,
-  );
+  ]);
 }
 
 const nothing = (make) =>
@@ -80,13 +56,13 @@ const nothing = (make) =>
 
 /** The number of people and photos, which the page renews. */
 const counts = ({ subject_count: subjects, template_count: templates }) => [
-  h("strong", {}, counted(subjects, "person", "people")),
+  h("strong", counted(subjects, "person", "people")),
   `, ${counted(templates, "photo")}`,
 ];
 
 /** The first people by name, with their pictures if the gallery keeps them, when the card comes into view. */
 function named({ name: gallery, subject_count: subjects, keep_crops: keeps }, signal) {
-  const place = h("ul", { class: "stack tight named" });
+  const place = h("ul.stack.tight.named");
   const look = new IntersectionObserver(async (entries) => {
     if (!entries.some((entry) => entry.isIntersecting)) return;
     look.disconnect();
@@ -94,10 +70,9 @@ function named({ name: gallery, subject_count: subjects, keep_crops: keeps }, si
       () => null,
     ); // the key may not read them
     const pictures = new Pictures(gallery, signal);
-    const line = (one) =>
-      h("li", { class: "person-cell" }, keeps && pictures.person(one.id, ""), h("span", {}, called(one)));
+    const line = (one) => h("li.person-cell", [keeps && pictures.person(one.id, ""), h("span", called(one))]);
     const more = subjects - (page?.data.length ?? subjects);
-    fill(place, page?.data.map(line), more > 0 && h("li", { class: "hint" }, `and ${counted(more, "other")}`));
+    fill(place, page?.data.map(line), more > 0 && h("li.hint", `and ${counted(more, "other")}`));
   });
   if (subjects > 0) look.observe(place);
   signal.addEventListener("abort", () => look.disconnect(), { once: true });
@@ -105,68 +80,29 @@ function named({ name: gallery, subject_count: subjects, keep_crops: keeps }, si
 }
 
 function card(gallery) {
-  const at = `#/galleries/${encodeURIComponent(gallery.name)}`;
-  const small = (element) => (element.classList.add("small"), element);
-  return h(
-    "li",
-    { class: "card gallery-card" },
-    h("h2", { class: "name" }, h("a", { href: at }, gallery.name)),
-    h("p", { class: "figures" }, counts(gallery)),
-    h("ul", { class: "named" }),
-    h("p", { class: "hint" }, `It ${risk(gallery.risk)}.`),
-    h(
-      "div",
-      { class: "actions" },
-      small(linkButton("Enroll", `#/enroll?gallery=${encodeURIComponent(gallery.name)}`, { icon: "enroll" })),
-      small(linkButton("Settings", `${at}/settings`, { kind: "quiet", icon: "edit" })),
-    ),
-  );
+  const at = galleryPage(gallery.name);
+  return h("li.card.gallery-card", [
+    h("h2.name", h("a", { href: at }, gallery.name)),
+    h("p.figures", counts(gallery)),
+    h("ul.named"),
+    h("p.hint", `It ${risk(gallery.risk)}.`),
+    h("div.actions", [
+      linkButton("Enroll", enrollPage(gallery.name), { icon: "enroll", small: true }),
+      linkButton("Settings", `${at}/settings`, { kind: "quiet", icon: "edit", small: true }),
+    ]),
+  ]);
 }
 
 function createGallery() {
-  const name = h("input", {
-    type: "text",
-    required: true,
-    maxLength: 64,
-    pattern: "[A-Za-z0-9][A-Za-z0-9_.\\-]*",
-    autocomplete: "off",
-    spellcheck: false,
-    placeholder: "staff",
-  });
+  const pattern = "[A-Za-z0-9][A-Za-z0-9_.\\-]*";
+  const name = textInput({ required: true, maxLength: 64, pattern, placeholder: "staff" });
   const settings = galleryForm();
-  const wrong = h("div", {});
-  const go = h("button", { type: "submit", class: "button primary" }, "Create");
   history.replaceState(null, "", "#/galleries"); // open the dialog only once
-  const box = dialog(
-    "New gallery",
-    h(
-      "form",
-      {
-        class: "stack",
-        onSubmit: async (event) => {
-          event.preventDefault();
-          go.disabled = true;
-          try {
-            const made = await call("POST", "/v1/galleries", { json: { name: name.value, ...settings.read() } });
-            rememberGallery(made.name);
-            box.close();
-            toast(`Created “${made.name}”. Now enroll people.`);
-            location.hash = `#/galleries/${encodeURIComponent(made.name)}`;
-          } catch (error) {
-            wrong.replaceChildren(problemBox(error));
-            go.disabled = false;
-          }
-        },
-      },
-      field("Name", name, "Letters, digits, dots, dashes and underscores."),
-      settings.elements,
-      wrong,
-      h(
-        "div",
-        { class: "actions end" },
-        h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"),
-        go,
-      ),
-    ),
-  );
+  const elements = [field("Name", name, "Letters, digits, dots, dashes and underscores."), settings.elements];
+  ask("New gallery", "Create", elements, async () => {
+    const made = await call("POST", "/v1/galleries", { json: { name: name.value, ...settings.read() } });
+    rememberGallery(made.name);
+    toast(`Created “${made.name}”. Now enroll people.`);
+    return () => (location.hash = galleryPage(made.name));
+  });
 }

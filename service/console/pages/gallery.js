@@ -1,10 +1,10 @@
-import { call, galleryPath } from "../api.js";
-import { fill, h } from "../dom.js";
+import { call, enrollPage, galleryPage, galleryPath, subjectPage } from "../api.js";
+import { each, fill, h } from "../dom.js";
 import { counted, when, whole } from "../numbers.js";
 import { galleryHeading, watch } from "../reports.js";
 import { Pictures } from "../stored.js";
 import { strangers } from "../strangers.js";
-import { afterTyping, button, empty, field, linkButton, loading, problemBox, stat, table } from "../ui.js";
+import { afterTyping, button, empty, field, linkButton, loading, problemBox, stat, table, textInput } from "../ui.js";
 import * as words from "../words.js";
 
 export const title = ({ gallery }) => gallery;
@@ -14,10 +14,8 @@ const MAX_PAGE = 1000; // limit of the service
 const LISTED = 500; // rows that a browser draws quickly
 
 export function render({ gallery, tag }, signal) {
-  const enroll = `#/enroll?gallery=${encodeURIComponent(gallery)}`;
-  return h(
-    "div",
-    { class: "page" },
+  const enroll = enrollPage(gallery);
+  return h("div.page", [
     galleryHeading(
       gallery,
       "",
@@ -27,12 +25,14 @@ export function render({ gallery, tag }, signal) {
     ),
     loading(async () => {
       const found = await call("GET", galleryPath(gallery), { signal });
-      const place = h("div", {}, listed(gallery, found, tag, enroll, signal));
-      const onNamed = async () =>
-        fill(place, listed(gallery, await call("GET", galleryPath(gallery), { signal }), tag, enroll, signal));
+      const place = h("div", listed(gallery, found, tag, enroll, signal));
+      const onNamed = async () => {
+        const now = await call("GET", galleryPath(gallery), { signal });
+        fill(place, listed(gallery, now, tag, enroll, signal));
+      };
       return [renewed(found, signal), place, strangers(found, signal, onNamed)];
     }),
-  );
+  ]);
 }
 
 const listed = (gallery, found, tag, enroll, signal) =>
@@ -48,7 +48,7 @@ const DRIFT = {
 
 /** The figures of a gallery, which the page renews. */
 function renewed(found, signal) {
-  const place = fill(h("dl", { class: "stats card" }), figures(found));
+  const place = fill(h("dl.stats.card"), figures(found));
   let first = true;
   watch(async () => {
     if (!first) fill(place, figures(await call("GET", galleryPath(found.name), { signal })));
@@ -89,15 +89,12 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
   let listed = LISTED;
   let ready = false; // the first page was shown
   const search = h("input", { type: "search", autocomplete: "off" });
-  const tagged = h("input", { type: "text", value: tag ? words.typedTags([tag]) : "", autocomplete: "off" });
-  const list = h("div", {});
-  const told = h("p", { class: "hint", role: "status" });
+  const tagged = textInput({ value: tag ? words.typedTags([tag]) : "" });
+  const list = h("div");
+  const told = h("p.hint", { role: "status" });
   const rows = (shown) => {
-    const made = table(
-      "People",
-      ["Name", "Id", "Tags", "Photos", "Since"],
-      shown.map((one) => row(gallery, one, keeps && face(one))),
-    );
+    const cells = shown.map((one) => row(gallery, one, keeps && face(one)));
+    const made = table("People", ["Name", "Id", "Tags", "Photos", "Since"], cells);
     made.classList.add("people");
     return made;
   };
@@ -147,7 +144,7 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
       list,
       loaded.length > 0
         ? rows(loaded.slice(0, listed))
-        : h("p", { class: "card" }, narrowed ? "No person matches." : "No people are enrolled."),
+        : h("p.card", narrowed ? "No person matches." : "No people are enrolled."),
     );
     const of = narrowed ? (next ? " so far" : "") : ` of ${whole(Math.max(subjects, loaded.length))}`;
     told.textContent = `${counted(loaded.length, "person", "people")}${of}${loaded.length > listed ? `, ${whole(listed)} listed` : ""}.`;
@@ -180,36 +177,26 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
     ready = true;
     show();
     if (wanted() !== before) restart();
-    return h("div", { class: "stack" }, list, h("div", { class: "row" }, told, more, every));
+    return h("div.stack", [list, h("div.row", [told, more, every])]);
   });
-  return h(
-    "section",
-    { class: "stack" },
-    h(
-      "div",
-      { class: "choices" },
+  return h("section.stack", [
+    h("div.choices", [
       field("Find", search, "A name or an id, or a part."),
       field("Tags", tagged, "People with all these tags. Separate tags with commas; quote tags that contain a comma."),
-    ),
+    ]),
     first,
-  );
+  ]);
 }
 
 function row(gallery, one, face) {
-  const at = `#/galleries/${encodeURIComponent(gallery)}`;
+  const at = galleryPage(gallery);
   return [
-    h(
-      "span",
-      { class: "person-cell" },
+    h("span.person-cell", [
       face,
-      h("a", { href: `${at}/subjects/${encodeURIComponent(one.id)}`, title: one.name || one.id }, one.name || one.id),
-    ),
+      h("a", { href: subjectPage(gallery, one.id), title: one.name || one.id }, one.name || one.id),
+    ]),
     h("code", { title: one.id }, one.id),
-    h(
-      "span",
-      { class: "row tight" },
-      one.tags.map((tag) => h("a", { class: "tag", href: `${at}?tag=${encodeURIComponent(tag)}` }, tag)),
-    ),
+    each("span.row.tight", one.tags, (tag) => h("a.tag", { href: `${at}?tag=${encodeURIComponent(tag)}` }, tag)),
     whole(one.template_count),
     when(one.created_at),
   ];

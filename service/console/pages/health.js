@@ -1,10 +1,11 @@
 // Status of the service and its galleries. The page refreshes itself.
 
-import { all, call, galleryPath } from "../api.js";
-import { fill, h, icon } from "../dom.js";
+import { call, galleryPage, galleryPath } from "../api.js";
+import { galleries } from "../choices.js";
+import { each, fill, h, icon } from "../dom.js";
 import { bytes, counted, duration, whole } from "../numbers.js";
-import { watch } from "../reports.js";
-import { button, heading, loading, problemBox, stat, table } from "../ui.js";
+import { redraws, watch } from "../reports.js";
+import { button, heading, loading, notice, outcome, problemBox, stat, table, waiting } from "../ui.js";
 
 const MAX_GALLERIES = 200;
 const CHECKS = {
@@ -26,45 +27,36 @@ const DRIFTS = {
 export const title = () => "Health";
 
 export function render(params, signal) {
-  const now = h("div", { class: "stack wide" });
-  const well = h("div", {});
-  const seen = h("div", { class: "stack wide" });
-  let told = null;
-  const body = h(
-    "div",
-    { class: "stack wide" },
-    loading(() => new Promise(() => {}), "Loading the status…"),
-  );
+  const now = h("div.stack.wide");
+  const well = h("div");
+  const tell = redraws(well); // announces an alert once
+  const seen = h("div.stack.wide");
+  const body = h("div.stack.wide", waiting("Loading the status…"));
   let forbidden = false;
+  const status = async () => {
+    if (forbidden) return null; // repeated refusals would fill the audit log
+    try {
+      return await call("GET", "/v1/status", { signal });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      forbidden = error.status === 401 || error.status === 403;
+      return null;
+    }
+  };
   const look = watch(async () => {
     const ready = await readiness(signal);
-    // Repeated refusals would fill the audit log.
-    const status = forbidden
-      ? null
-      : await allowed(
-          () => call("GET", "/v1/status", { signal }),
-          ({ status: refused }) => (forbidden = refused === 401 || refused === 403),
-        );
-    const said = JSON.stringify([ready.version, ready.problem?.document]);
-    if (said !== told) fill(well, verdict(ready)); // announce an alert once
-    told = said;
-    fill(seen, status === null ? unseen() : figures(status));
-    if (now.parentElement !== body) {
-      fill(now, well, seen);
-      fill(
-        body,
-        now,
-        loading(() => stores(signal), "Loading galleries…"),
-      );
-    }
+    const found = await status();
+    tell([ready.version, ready.problem?.document], () => verdict(ready));
+    fill(seen, found ? figures(found) : h("p.hint", "A key for all galleries with the scope “read” shows more here."));
+    if (now.parentElement === body) return false;
+    const list = () => stores(signal);
+    fill(body, fill(now, well, seen), loading(list, "Loading galleries…"));
     return false;
   }, signal);
-  return h(
-    "div",
-    { class: "page" },
+  return h("div.page", [
     heading("Health", "Status and capacity of the service. This page refreshes itself.", button("Refresh", look)),
     body,
-  );
+  ]);
 }
 
 /** Readiness with the version, or the problem. */
@@ -77,127 +69,70 @@ async function readiness(signal) {
   }
 }
 
-/** The result of `ask`; null if it fails or the key lacks the scope. */
-async function allowed(ask, onRefused = () => {}) {
-  try {
-    return await ask();
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    onRefused(error);
-    return null;
-  }
-}
-
 const verdict = ({ problem, version }) =>
-  problem === null
-    ? h(
-        "section",
-        { class: "notice well" },
-        icon("check"),
-        h("div", {}, h("h2", {}, "The service is ready"), h("p", {}, `Kith ${version} and all its dependencies work.`)),
-      )
-    : problemBox(problem);
+  problem
+    ? problemBox(problem)
+    : notice(
+        "check",
+        [h("h2", "The service is ready"), h("p", `Kith ${version} and all its dependencies work.`)],
+        "well",
+      );
 
-const unseen = () => h("p", { class: "hint" }, "A key for all galleries with the scope “read” shows more here.");
-
-function figures(status) {
-  const { audit, disk, job_counts: jobs } = status;
+function figures({ audit, disk, job_counts: jobs, ...status }) {
   const waiting = status.queues.reduce((sum, queue) => sum + queue.waiting_count, 0);
+  const queued = waiting === 0 ? "no faces in queues" : `${counted(waiting, "face")} in queues`;
+  const active = jobs && whole((jobs.running ?? 0) + (jobs.queued ?? 0));
+  const [lines, said] = audit.lost_count > 0 ? [audit.lost_count, "lost"] : [audit.waiting_count, "waiting"];
   return [
-    h(
-      "dl",
-      { class: "stats card" },
+    h("dl.stats.card", [
       stat("Uptime", duration(status.uptime_s), `version ${status.version}`),
-      stat(
-        "Active requests",
-        whole(status.request_count),
-        waiting === 0 ? "no faces in queues" : `${counted(waiting, "face")} in queues`,
-      ),
-      jobs &&
-        stat(
-          "Jobs",
-          whole((jobs.running ?? 0) + (jobs.queued ?? 0)),
-          `active; ${whole(jobs.failed ?? 0)} failed in two weeks`,
-        ),
+      stat("Active requests", whole(status.request_count), queued),
+      jobs && stat("Jobs", active, `active; ${whole(jobs.failed ?? 0)} failed in two weeks`),
       disk && stat("Disk", bytes(disk.free_bytes), `free of ${bytes(disk.size_bytes)}`),
-      stat(
-        "Audit",
-        whole(audit.lost_count > 0 ? audit.lost_count : audit.waiting_count),
-        audit.lost_count > 0 ? "lines lost" : "lines waiting",
-      ),
-    ),
-    h(
-      "div",
-      { class: "columns" },
+      stat("Audit", whole(lines), `lines ${said}`),
+    ]),
+    h("div.columns", [
       checks([...status.checks, status.master_key, status.clock].filter(Boolean)),
       queues(status.queues),
-    ),
+    ]),
   ];
 }
 
 const checks = (found) =>
-  h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Dependencies"),
-    h(
-      "ul",
-      { class: "checks" },
-      found.map(({ name, ok, detail, remedy }) =>
-        h(
-          "li",
-          {},
-          h(
-            "span",
-            { class: `outcome ${ok ? "identified" : name === "master_key" ? "uncertain" : "failed"}` },
-            icon(ok ? "check" : "warning"),
-            ok ? "ready" : name === "master_key" ? "to do" : "failed",
-          ),
-          h(
-            "div",
-            {},
-            h("strong", {}, CHECKS[name] ?? name),
-            detail && h("p", {}, detail),
-            remedy && h("p", { class: "hint" }, remedy),
-          ),
-        ),
-      ),
-    ),
-  );
+  h("section.card", [
+    h("h2", "Dependencies"),
+    each("ul.checks", found, ({ name, ok, detail, remedy }) => {
+      const [kind, said] = ok
+        ? ["identified", "ready"]
+        : name === "master_key"
+          ? ["uncertain", "to do"]
+          : ["failed", "failed"];
+      return h("li", [
+        outcome(kind, ok ? "check" : "warning", said),
+        h("div", [h("strong", CHECKS[name] ?? name), detail && h("p", detail), remedy && h("p.hint", remedy)]),
+      ]);
+    }),
+  ]);
 
 const queues = (found) =>
-  h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Queues"),
-    h(
-      "ul",
-      { class: "checks" },
-      found.map((queue) =>
-        h(
+  h("section.card", [
+    h("h2", "Queues"),
+    each(
+      "ul.checks",
+      found,
+      ({ network, waiting_count: waiting, seconds_per_item: seconds, refused_count: refused }) => {
+        const per = seconds > 0 ? `, ${(seconds * 1000).toFixed(1)} ms each` : "";
+        return h(
           "li",
-          {},
-          h(
-            "div",
-            {},
-            h("strong", {}, sayNetwork(queue.network)),
-            h(
-              "p",
-              {},
-              queue.waiting_count === 0 ? "empty" : `${counted(queue.waiting_count, "face")} waiting`,
-              queue.seconds_per_item > 0 && `, ${(queue.seconds_per_item * 1000).toFixed(1)} ms each`,
-            ),
-            queue.refused_count > 0 &&
-              h(
-                "p",
-                { class: "hint" },
-                `${counted(queue.refused_count, "request")} refused since the start because of overload.`,
-              ),
-          ),
-        ),
-      ),
+          h("div", [
+            h("strong", sayNetwork(network)),
+            h("p", `${waiting === 0 ? "empty" : `${counted(waiting, "face")} waiting`}${per}`),
+            refused > 0 && h("p.hint", `${counted(refused, "request")} refused since the start because of overload.`),
+          ]),
+        );
+      },
     ),
-  );
+  ]);
 
 /** A label for a network such as "detector/kith-compact". */
 function sayNetwork(name) {
@@ -207,26 +142,23 @@ function sayNetwork(name) {
 }
 
 async function stores(signal) {
-  const found = await allowed(() => all("/v1/galleries", { signal, most: MAX_GALLERIES }));
-  if (found === null || found.length === 0) return h("div", {});
+  const found = await galleries(signal, MAX_GALLERIES);
+  if (!found?.length) return null;
   const rows = found.map((gallery) => {
-    const drift = h("span", { class: "hint" }, "…");
+    const drift = h("span.hint", "…");
     about(gallery.name, drift, signal);
     return [
-      h("a", { href: `#/galleries/${encodeURIComponent(gallery.name)}` }, gallery.name),
+      h("a", { href: galleryPage(gallery.name) }, gallery.name),
       whole(gallery.subject_count),
       whole(gallery.template_count),
       drift,
     ];
   });
-  return h(
-    "section",
-    { class: "stack" },
-    h("h2", {}, "Galleries"),
+  return h("section.stack", [
+    h("h2", "Galleries"),
     table("Galleries", ["Gallery", "People", "Photos", "Decisions"], rows),
-    found.length >= MAX_GALLERIES &&
-      h("p", { class: "hint" }, `The first ${whole(found.length)} galleries. “Galleries” lists all.`),
-  );
+    found.length >= MAX_GALLERIES && h("p.hint", `The first ${whole(found.length)} galleries. “Galleries” lists all.`),
+  ]);
 }
 
 /** Load the details of a gallery when its row becomes visible, to limit the number of requests. */

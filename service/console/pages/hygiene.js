@@ -1,13 +1,13 @@
 // Findings of the hygiene check, with actions.
 
-import { call, galleryPath, templatePath } from "../api.js";
+import { call, enrollPage, galleryPath, subjectPage, templatePath } from "../api.js";
 import { Aside } from "../aside.js";
-import { fill, h, icon } from "../dom.js";
+import { each, fill, h } from "../dom.js";
 import { merge, move } from "../merging.js";
 import { counted, inHundred, ratio, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
 import { Pictures, keepHint, sides } from "../stored.js";
-import { button, confirmed, empty, linkButton, loading, problemBox, waiting } from "../ui.js";
+import { button, confirmed, empty, folded, linkButton, loading, notice, problemBox, waiting } from "../ui.js";
 
 const FIRST = 100;
 const MORE = 1000; // limit of the service
@@ -30,23 +30,20 @@ const KINDS = {
 export const title = ({ gallery }) => `Hygiene of ${gallery}`;
 
 export function render({ gallery }, signal) {
-  const body = h("div", { class: "stack wide" });
-  const show = (limit) =>
-    fill(
-      body,
-      loading(() => report(gallery, limit, signal, show), "Comparing all people…"),
-    );
+  const body = h("div.stack.wide");
+  const show = (limit) => {
+    const load = () => report(gallery, limit, signal, show);
+    fill(body, loading(load, "Comparing all people…"));
+  };
   show(FIRST);
-  return h(
-    "div",
-    { class: "page" },
+  return h("div.page", [
     galleryHeading(
       gallery,
       "hygiene",
       "Duplicates, mislabeled photos and lookalikes. Look at the photos before you change anything.",
     ),
     body,
-  );
+  ]);
 }
 
 async function report(gallery, limit, signal, again) {
@@ -54,42 +51,36 @@ async function report(gallery, limit, signal, again) {
     call("GET", galleryPath(gallery), { signal }),
     reported(gallery, limit, signal),
   ]);
-  const all = Object.values(found.counts).reduce((sum, count) => sum + count, 0);
-  if (settings.subject_count < 2)
+  const { subject_count: subjects, template_count: templates, keep_crops: keeps } = settings;
+  if (subjects < 2)
     return empty(
       "hygiene",
       "Too few people",
       "The check compares all people of the gallery. Enroll at least two.",
-      linkButton("Enroll a person", `#/enroll?gallery=${encodeURIComponent(gallery)}`, {
-        kind: "primary",
-        icon: "enroll",
-      }),
+      linkButton("Enroll a person", enrollPage(gallery), { kind: "primary", icon: "enroll" }),
     );
+  const all = Object.values(found.counts).reduce((sum, count) => sum + count, 0);
   const aside = new Aside(gallery);
-  const pictures = new Pictures(gallery, signal);
   if (found.next === null) aside.keepOf([...found.data, ...found.nearest]);
   const open = found.data.filter((finding) => !aside.has(finding));
-  const kinds = Object.keys(KINDS).filter((kind) => open.some((finding) => finding.kind === kind));
   const nearest = found.nearest.filter((finding) => !aside.has(finding));
   const hidden = found.data.length - open.length + found.nearest.length - nearest.length;
+  const pictures = new Pictures(gallery, signal);
+  const card = (finding) => h("li", new Finding(finding, { gallery, keeps, aside, pictures }).place);
+  const anew = () => (aside.clear(), again(limit));
+  const recall = [found.expected_recall_low, found.expected_recall_high].map(inHundred).join(" to ");
   return [
-    h(
-      "div",
-      { class: "row between" },
-      h(
-        "p",
-        {},
-        `${counted(settings.subject_count, "person", "people")} and ${counted(settings.template_count, "photo")} were compared: `,
-        h("strong", {}, all === 0 ? "no findings" : `${counted(all, "finding")}`),
+    h("div.row.between", [
+      h("p", [
+        `${counted(subjects, "person", "people")} and ${counted(templates, "photo")} were compared: `,
+        h("strong", all === 0 ? "no findings" : counted(all, "finding")),
         hidden > 0 ? `, ${whole(hidden)} dismissed.` : ".",
-      ),
-      h(
-        "div",
-        { class: "actions" },
-        hidden > 0 && button("Show dismissed findings", () => (aside.clear(), again(limit)), { kind: "quiet" }),
+      ]),
+      h("div.actions", [
+        hidden > 0 && button("Show dismissed findings", anew, { kind: "quiet" }),
         button("Refresh", () => again(limit)),
-      ),
-    ),
+      ]),
+    ]),
     open.length === 0 &&
       empty(
         "check",
@@ -97,51 +88,28 @@ async function report(gallery, limit, signal, again) {
         "Compare the nearest pairs below: the recognizer does not find every duplicate. Check again after new enrollments.",
       ),
     found.expected_recall !== null &&
-      h(
-        "p",
-        {},
+      h("p", [
         "This recognizer is expected to find ",
-        h("strong", {}, inHundred(found.expected_recall)),
-        ` duplicates in this gallery (95 % interval: ${inHundred(found.expected_recall_low)} to ${inHundred(found.expected_recall_high)}).`,
-      ),
-    (open.length > 0 || nearest.length > 0) && !settings.keep_crops && keepHint(gallery),
-    kinds.map((kind) =>
-      section(
-        gallery,
-        kind,
-        open.filter((finding) => finding.kind === kind),
-        found.counts[kind],
-        settings,
-        aside,
-        pictures,
-      ),
-    ),
+        h("strong", inHundred(found.expected_recall)),
+        ` duplicates in this gallery (95 % interval: ${recall}).`,
+      ]),
+    (open.length > 0 || nearest.length > 0) && !keeps && keepHint(gallery),
+    Object.entries(KINDS).map(([kind, [name, meaning]]) => {
+      const findings = open.filter((finding) => finding.kind === kind);
+      if (findings.length === 0) return null;
+      const title = h("h2", [name, " ", h("span.tag", whole(found.counts[kind]))]);
+      return h("section.stack", [h("div", [title, h("p.lead", meaning)]), each("ul.stack", findings, card)]);
+    }),
     nearest.length > 0 &&
-      h(
-        "section",
-        { class: "stack", "aria-label": "Nearest pairs" },
-        h(
-          "div",
-          {},
-          h("h2", {}, "Nearest pairs"),
-          h(
-            "p",
-            { class: "lead" },
-            "The next similar people, probably different. Only a person can tell: compare their photos.",
-          ),
-        ),
-        h(
-          "ul",
-          { class: "stack" },
-          nearest.map((finding) => h("li", {}, card(gallery, finding, settings, aside, pictures))),
-        ),
-      ),
+      h("section.stack", { "aria-label": "Nearest pairs" }, [
+        h("div", [
+          h("h2", "Nearest pairs"),
+          h("p.lead", "The next similar people, probably different. Only a person can tell: compare their photos."),
+        ]),
+        each("ul.stack", nearest, card),
+      ]),
     found.next !== null &&
-      h(
-        "div",
-        { class: "actions" },
-        button(`Show more than the first ${whole(found.data.length)}`, () => again(limit + MORE)),
-      ),
+      h("div.actions", [button(`Show more than the first ${whole(found.data.length)}`, () => again(limit + MORE))]),
   ];
 }
 
@@ -156,176 +124,127 @@ async function reported(gallery, limit, signal) {
   return found;
 }
 
-function section(gallery, kind, findings, total, settings, aside, pictures) {
-  const [name, meaning] = KINDS[kind];
-  return h(
-    "section",
-    { class: "stack" },
-    h("div", {}, h("h2", {}, name, " ", h("span", { class: "tag" }, whole(total))), h("p", { class: "lead" }, meaning)),
-    h(
-      "ul",
-      { class: "stack" },
-      findings.map((finding) => h("li", {}, card(gallery, finding, settings, aside, pictures))),
-    ),
-  );
-}
-
-// One finding
-
-function card(gallery, finding, settings, aside, pictures) {
-  const place = h("article", { class: "card finding", tabindex: "-1" });
-  const shown = () => settings.keep_crops && faces(pictures, finding);
-  const acting = actions(gallery, finding, pictures, shown, async (act, done) => {
-    const before = [...place.children].filter((part) => !part.classList.contains("error"));
-    fill(place, waiting("One moment…"));
-    try {
-      const back = await act();
-      fill(
-        place,
-        finished(
-          done,
-          back &&
-            (async () => {
-              await back();
-              fill(place, before);
-              place.focus();
-            }),
-        ),
-      );
-    } catch (error) {
-      fill(place, problemBox(error), before);
-    }
-    place.focus();
-  });
-  return fill(
-    place,
-    h("h3", {}, headline(gallery, finding)),
-    h("p", {}, told(finding)),
-    shown(),
-    h(
-      "div",
-      { class: "actions" },
-      acting,
-      button(
-        finding.kind === "mislabeled_template" ? "This is correct" : "They are two people",
-        () => {
-          const before = [...place.childNodes];
-          aside.add(finding);
-          fill(
-            place,
-            finished("Dismissed on this computer. The service still reports it.", () => {
-              aside.remove(finding);
-              fill(place, before);
-            }),
-          );
-          place.focus();
-        },
-        { kind: "quiet" },
-      ),
-    ),
-  );
-}
-
-const finished = (text, undo) =>
-  h("div", { class: "notice" }, icon("check"), h("div", {}, h("p", {}, text), undo && button("Undo", undo)));
-
 const called = ({ subject, name }) => name || subject;
 
-function headline(gallery, { subjects, kind }) {
-  const shown = kind === "mislabeled_template" ? subjects.slice(0, 1) : subjects;
-  return shown.map((one, i) => [
-    i > 0 && " and ",
-    h(
-      "a",
-      { href: `#/galleries/${encodeURIComponent(gallery)}/subjects/${encodeURIComponent(one.subject)}` },
-      called(one),
-    ),
-  ]);
-}
+/** A finding with its pictures and actions, in `place`. */
+class Finding {
+  constructor(finding, page) {
+    Object.assign(this, page, finding);
+    this.pair = this.kind !== "mislabeled_template"; // two people
+    this.place = h("article.card.finding", { tabindex: "-1" });
+    const dismiss = () => {
+      const before = [...this.place.childNodes];
+      const undo = () => {
+        this.aside.remove(finding);
+        fill(this.place, before);
+      };
+      this.aside.add(finding);
+      this.finish("Dismissed on this computer. The service still reports it.", undo);
+    };
+    fill(this.place, [
+      h("h3", this.headline()),
+      h("p", this.told()),
+      this.shown(),
+      h("div.actions", [
+        this.pair ? this.merges() : this.templates.map((one, i) => this.corrections(one, i)),
+        button(this.pair ? "They are two people" : "This is correct", dismiss, { kind: "quiet" }),
+      ]),
+    ]);
+  }
 
-function told({ kind, subjects, odds, similarity, own_similarity: own, belongs_to: belongs }) {
-  const one = odds === null ? "" : `Odds that both are one person: ${ratio(odds)}. `;
-  const wrong = odds === null ? "" : `Odds that the photo shows another person: ${ratio(odds)}. `;
-  const exact = [similarity !== null && `similarity ${similarity}`, own !== null && `to its person ${own}`]
-    .filter(Boolean)
-    .join(", ");
-  const other =
-    belongs === null ? null : called(subjects.find((one) => one.subject === belongs) ?? { subject: belongs });
-  const text = {
-    duplicate_subjects: one,
-    lookalikes: one,
-    mislabeled_template: `${other === null ? "It is not similar to any other person. " : `It looks like ${other}. `}${wrong}`,
-  }[kind];
-  return [text, exact && h("span", { class: "hint" }, `(${exact})`)];
-}
+  finish(text, undo) {
+    fill(this.place, notice("check", [h("p", text), undo && button("Undo", undo)]));
+    this.place.focus();
+  }
 
-function actions(gallery, finding, pictures, shown, run) {
-  const [first, second] = finding.subjects;
-  if (finding.kind === "duplicate_subjects" || finding.kind === "lookalikes") {
-    const into = (to, from) =>
-      button(`Keep ${called(to)}`, async () => {
-        const yes = await confirmed({
-          title: "Merge both people?",
-          text: `All photos, tags and fields of ${called(from)} move to ${called(to)}, and ${called(from)} is deleted. If both have a name or the same field, that of ${called(to)} stays. You can undo the merge while this page is open. Undo creates ${called(from)} again, with a new creation time.`,
-          shown: shown(),
-          yes: `Keep ${called(to)}`,
-          danger: false,
-        });
-        if (yes)
-          await run(
-            () => merge(gallery, from.subject, to.subject),
-            `${called(from)} was merged into ${called(to)}. Undo creates ${called(from)} again, with a new creation time.`,
+  /** Run `act`, and say that it is `done`, with what it returns as undo. After an error the card is as before. */
+  async run(act, done) {
+    const before = [...this.place.children].filter((part) => !part.classList.contains("error"));
+    fill(this.place, waiting("One moment…"));
+    try {
+      const back = await act();
+      const undo = async () => {
+        await back();
+        fill(this.place, before);
+        this.place.focus();
+      };
+      this.finish(done, back && undo);
+    } catch (error) {
+      fill(this.place, problemBox(error), before);
+      this.place.focus();
+    }
+  }
+
+  headline() {
+    const link = (one) => h("a", { href: subjectPage(this.gallery, one.subject) }, called(one));
+    const [first, second] = this.subjects.map(link);
+    return this.pair ? [first, " and ", second] : first;
+  }
+
+  /** The name of one of the people, by id. */
+  named = (subject) => called(this.subjects.find((one) => one.subject === subject) ?? { subject });
+
+  told() {
+    const { odds, similarity, own_similarity: own, belongs_to: belongs } = this;
+    const other = belongs === null ? "It is not similar to any other person." : `It looks like ${this.named(belongs)}.`;
+    const what = this.pair ? "both are one person" : "the photo shows another person";
+    const text = [!this.pair && other, odds !== null && `Odds that ${what}: ${ratio(odds)}.`];
+    const exact = [similarity !== null && `similarity ${similarity}`, own !== null && `to its person ${own}`];
+    const hint = exact.filter(Boolean).join(", ");
+    return [`${text.filter(Boolean).join(" ")} `, hint && h("span.hint", `(${hint})`)];
+  }
+
+  merges() {
+    const into = (to, from) => {
+      const [kept, gone] = [called(to), called(from)];
+      const again = `Undo creates ${gone} again, with a new creation time.`;
+      const text = `All photos, tags and fields of ${gone} move to ${kept}, and ${gone} is deleted. If both have a name or the same field, that of ${kept} stays. You can undo the merge while this page is open. ${again}`;
+      return button(`Keep ${kept}`, async () => {
+        const options = { shown: this.shown(), danger: false };
+        if (await confirmed("Merge both people?", text, `Keep ${kept}`, options))
+          await this.run(
+            () => merge(this.gallery, from.subject, to.subject),
+            `${gone} was merged into ${kept}. ${again}`,
           );
       });
-    const merges = [into(first, second), into(second, first)];
-    if (finding.odds >= 1) return [h("span", {}, "One person:"), merges];
-    return h(
-      "details",
-      { class: "details" },
-      h("summary", {}, "They are one person"),
-      h("div", { class: "actions" }, merges),
-    );
+    };
+    const [first, second] = this.subjects;
+    const both = [into(first, second), into(second, first)];
+    if (this.odds >= 1) return [h("span", "One person:"), both];
+    return folded("They are one person", h("div.actions", both));
   }
-  const remove = ({ template, subject }, label, alt) =>
-    button(
-      label,
-      async () => {
-        const yes = await confirmed({
-          title: "Delete this photo?",
-          text: "This cannot be undone. To restore it, enroll the same photo again.",
-          shown: shown() && sides([["", pictures.photo(subject, template, alt)]]),
-          yes: "Delete it",
-        });
-        if (yes)
-          await run(async () => void (await call("DELETE", templatePath(gallery, subject, template))), "Deleted.");
-      },
-      { kind: "danger", icon: "trash" },
-    );
-  const belongs = finding.subjects.find((one) => one.subject === finding.belongs_to);
-  return finding.templates.map((one, i) => [
-    belongs &&
-      button(
-        `Move it to ${called(belongs)}`,
-        () => run(() => move(gallery, one.template, one.subject, belongs.subject), `Moved to ${called(belongs)}.`),
-        { icon: "move" },
-      ),
-    remove(one, finding.templates.length > 1 ? `Delete photo ${i + 1}` : "Delete the photo", `Photo ${i + 1}`),
-  ]);
-}
 
-/** The stored pictures of a finding, side by side: for two people their most similar photos, otherwise the photos in question
- * and the best photos of the people that they are compared with. */
-function faces(pictures, { kind, subjects, templates }) {
-  const pair = kind === "duplicate_subjects" || kind === "lookalikes";
-  const one = (subject) => called(subjects.find((other) => other.subject === subject) ?? { subject });
-  const photos = templates.slice(0, MAX_FACES).map(({ subject, template }, i) => {
-    const caption = pair ? one(subject) : templates.length > 1 ? `photo ${i + 1}` : "in question";
-    const alt = pair ? `A photo of ${one(subject)}` : `Photo ${i + 1} in question`;
-    return [caption, pictures.photo(subject, template, alt)];
-  });
-  const best = pair ? [] : subjects;
-  return sides([
-    ...photos,
-    ...best.map((other) => [called(other), pictures.person(other.subject, `A photo of ${called(other)}`)]),
-  ]);
+  corrections({ template, subject }, i) {
+    const { gallery, pictures } = this;
+    const belongs = this.subjects.find((one) => one.subject === this.belongs_to);
+    const moves = () => {
+      const act = () => move(gallery, template, subject, belongs.subject);
+      return this.run(act, `Moved to ${called(belongs)}.`);
+    };
+    const removes = async () => {
+      const text = "This cannot be undone. To restore it, enroll the same photo again.";
+      const shown = this.keeps && sides([["", pictures.photo(subject, template, `Photo ${i + 1}`)]]);
+      if (!(await confirmed("Delete this photo?", text, "Delete it", { shown }))) return;
+      await this.run(async () => void (await call("DELETE", templatePath(gallery, subject, template))), "Deleted.");
+    };
+    const label = this.templates.length > 1 ? `Delete photo ${i + 1}` : "Delete the photo";
+    return [
+      belongs && button(`Move it to ${called(belongs)}`, moves, { icon: "move" }),
+      button(label, removes, { kind: "danger", icon: "trash" }),
+    ];
+  }
+
+  /** The stored pictures side by side: of two people their most similar photos, otherwise the photos in question and the best
+   * photos of the people that they are compared with. */
+  shown() {
+    if (!this.keeps) return null;
+    const { pictures, templates, pair } = this;
+    const photos = templates.slice(0, MAX_FACES).map(({ subject, template }, i) => {
+      const caption = pair ? this.named(subject) : templates.length > 1 ? `photo ${i + 1}` : "in question";
+      const alt = pair ? `A photo of ${caption}` : `Photo ${i + 1} in question`;
+      return [caption, pictures.photo(subject, template, alt)];
+    });
+    const best = (one) => [called(one), pictures.person(one.subject, `A photo of ${called(one)}`)];
+    return sides([...photos, ...(pair ? [] : this.subjects.map(best))]);
+  }
 }

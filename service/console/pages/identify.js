@@ -1,49 +1,30 @@
-import { call, decoysPath, galleryPath, patiently } from "../api.js";
-import { galleries, galleryField, ownRisk, riskField } from "../choices.js";
-import { fill, h, icon, svg } from "../dom.js";
+import { call, decoysPath, enrollPage, galleryPath, patiently, subjectPage } from "../api.js";
+import { galleryDesk, galleryField, ownRisk, riskField } from "../choices.js";
+import { each, fill, h, icon, svg } from "../dom.js";
 import { readingOrder } from "../layout.js";
 import { whole } from "../numbers.js";
 import { DESK, bodyOf, clearDesk, cropped, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
 import { read, write } from "../store.js";
 import { Pictures, keepHint, sides } from "../stored.js";
-import { button, empty, heading, linkButton, loading, problemBox, table, waiting } from "../ui.js";
+import { button, facts, folded, linkButton, outcome, problemBox, table, ticked, waiting } from "../ui.js";
 import * as words from "../words.js";
 
 export const title = () => "Identify";
 
 const LANDMARKS = "kith-landmarks";
 
-export function render(params, signal) {
-  return h(
-    "div",
-    { class: "page" },
-    heading("Identify", "Find out who is in a photo, and how certain the answer is."),
-    loading(async () => {
-      const known = await galleries(signal);
-      if (known?.length === 0) return noGallery();
-      return desk(known, params, signal);
-    }, "Loading galleries…"),
-  );
-}
-
-function noGallery() {
-  return empty(
-    "gallery",
-    "Create a gallery first",
-    "A gallery holds the people to recognize, such as a staff, a club or a family. Create one and enroll people.",
-    linkButton("Create a gallery", "#/galleries?new=1", { kind: "primary", icon: "plus" }),
-  );
-}
+export const render = (params, signal) =>
+  galleryDesk("Identify", "Find out who is in a photo, and how certain the answer is.", desk, params, signal);
 
 /** The page with at least one gallery: options, then the photo beside the results. */
 function desk(known, params, signal) {
   const shots = [];
   let shown = null;
-  const strip = h("div", { class: "strip", role: "group", "aria-label": "Photos" });
-  const place = h("div", { class: "answer" });
-  const live = h("p", { class: "unseen", role: "status" });
+  const strip = h("div.strip", { role: "group", "aria-label": "Photos" });
+  const place = h("div.answer");
+  const live = h("p.unseen", { role: "status" });
   const galleryOf = (name) => known?.find((one) => one.name === name);
-  const risks = h("div", {});
+  const risks = h("div");
   let strictness;
   const chosen = galleryField(known, () => (strict(), again()), { chosen: params.gallery });
   const strict = () => {
@@ -51,14 +32,9 @@ function desk(known, params, signal) {
     fill(risks, strictness);
     say();
   };
-  const summary = h("summary", {});
+  const summary = h("summary");
   const say = () => fill(summary, `${chosen.value}, ${strictness.told.toLowerCase()}`);
-  const options = h(
-    "details",
-    { class: "details options", open: true },
-    summary,
-    h("div", { class: "choices" }, chosen, risks),
-  );
+  const options = h("details.details.options", { open: true }, [summary, h("div.choices", [chosen, risks])]);
   strict();
 
   function again() {
@@ -72,19 +48,12 @@ function desk(known, params, signal) {
   }
 
   async function take(files) {
+    const first = shots.length;
     for (const file of files)
-      shots.push({
-        photo: await open(file, signal),
-        state: "waiting",
-        results: [],
-        corrected: [],
-        asks: null,
-        problem: null,
-        stop: null,
-      });
+      shots.push({ photo: await open(file, signal), state: "waiting", results: [], corrected: [], asks: null });
     pick.classList.add("compact");
-    if (shots.length === files.length && matchMedia("(width < 52rem)").matches) options.open = false; // room for the answer on the first screen
-    show(shots[shots.length - files.length]);
+    if (first === 0 && matchMedia("(width < 52rem)").matches) options.open = false; // room for the answer on the first screen
+    show(shots[first]);
     next();
   }
 
@@ -99,27 +68,22 @@ function desk(known, params, signal) {
     shot.problem = shot.pause = null;
     refresh(shot);
     const until = AbortSignal.any([signal, stop.signal]);
+    const options = { top_k: 5, detail: "medium", ...(asked.risk && { risk: asked.risk }) };
+    const request = { ...bodyOf(shot.photo.file, options), signal: until };
+    const onWait = (seconds) => {
+      shot.pause = `The service is busy. Next attempt in ${seconds} s…`;
+      refresh(shot);
+    };
     try {
-      const options = { top_k: 5, detail: "medium", ...(asked.risk && { risk: asked.risk }) };
-      const request = { ...bodyOf(shot.photo.file, options), signal: until };
-      const answer = await patiently(
-        () => call("POST", `${galleryPath(asked.gallery)}/identify`, request),
-        until,
-        (seconds) => {
-          shot.pause = `The service is busy. Next attempt in ${seconds} s…`;
-          refresh(shot);
-        },
-      );
+      const ask = () => call("POST", `${galleryPath(asked.gallery)}/identify`, request);
+      const answer = await patiently(ask, until, onWait);
       shot.results = readingOrder(answer.results);
       shot.found = answer.images?.[0];
-      const faces = shot.results.filter((one) => one.face);
-      for (const one of faces) one.other = faces.indexOf(answer.results[one.other_face]) + 1; // 0: no other face
       shot.gallery = asked.gallery;
-      await measure(
-        shot.photo,
-        answer.results.filter((one) => one.face).map((one) => one.face),
-        until,
-      );
+      const faces = facesOf(shot);
+      for (const one of faces) one.other = faces.indexOf(answer.results[one.other_face]) + 1; // 0: no other face
+      const boxes = faces.map((one) => one.face);
+      await measure(shot.photo, boxes, until);
       if (shot.state === "asking") shot.state = "done";
     } catch (error) {
       if (signal.aborted || shot.stop !== stop) return; // left the page, or requested again
@@ -148,43 +112,22 @@ function desk(known, params, signal) {
   }
 
   function view(shot) {
+    const { state, problem } = shot;
     const back = () => ((shot.state = "waiting"), show(shot), next());
-    if (shot.state === "waiting" || shot.state === "asking") {
-      const stop = button("Cancel", () =>
-        shot.state === "waiting" ? ((shot.state = "stopped"), show(shot)) : shot.stop.abort(),
-      );
-      return h(
-        "div",
-        { class: "columns" },
-        bare(shot.photo),
-        h(
-          "div",
-          { class: "card" },
-          waiting(shot.pause ?? "Detecting and comparing faces…"),
-          h("div", { class: "actions" }, stop),
-        ),
-      );
+    const beside = (...content) => h("div.columns", [bare(shot.photo), h("div.stack", content)]);
+    if (state === "waiting" || state === "asking") {
+      const cancel = () => (state === "waiting" ? ((shot.state = "stopped"), show(shot)) : shot.stop.abort());
+      const wait = waiting(shot.pause ?? "Detecting and comparing faces…");
+      return beside(h("div.card", [wait, h("div.actions", button("Cancel", cancel))]));
     }
-    if (shot.state === "stopped")
-      return h(
-        "div",
-        { class: "columns" },
-        bare(shot.photo),
-        h("div", { class: "card" }, h("p", {}, "Canceled."), button("Try again", back)),
-      );
-    if (shot.state === "failed") {
-      const box = problemBox(shot.problem, words.mayPass(shot.problem) && back);
-      const shrink = shot.problem.code === "image_too_large" && shot.photo.drawable;
-      const send = button(
-        "Send a smaller copy",
-        async () => ((shot.photo = await open(await smaller(shot.photo), signal)), back()),
-        { kind: "primary" },
-      );
-      return h(
-        "div",
-        { class: "columns" },
-        bare(shot.photo),
-        h("div", { class: "stack" }, box, shrink && h("div", { class: "actions" }, send)),
+    if (state === "stopped") return beside(h("div.card", [h("p", "Canceled."), button("Try again", back)]));
+    if (state === "failed") {
+      const shrink = async () => ((shot.photo = await open(await smaller(shot.photo), signal)), back());
+      return beside(
+        problemBox(problem, words.mayPass(problem) && back),
+        problem.code === "image_too_large" &&
+          shot.photo.drawable &&
+          h("div.actions", button("Send a smaller copy", shrink, { kind: "primary" })),
       );
     }
     return answered(shot, galleryOf(shot.gallery), back);
@@ -204,299 +147,200 @@ function desk(known, params, signal) {
       show(shots[at]);
     });
   }
-  return h("div", { class: "stack wide desk" }, options, pick, live, strip, place);
+  return h("div.stack.wide.desk", [options, pick, live, strip, place]);
 }
+
+const facesOf = ({ results }) => results.filter((one) => one.face);
 
 /** A result for screen readers: file, number of faces, names. */
-const told = ({ photo, results, gallery }) => {
-  const seen = results.filter((one) => one.face);
-  return [
-    `${photo.file.name}.`,
-    words.summary(results),
-    ...seen.map((one) => `${words.identity(one, gallery).title}.`),
-  ].join(" ");
+const told = (shot) => {
+  const seen = facesOf(shot).map((one) => `${words.identity(one, shot.gallery).title}.`);
+  return [`${shot.photo.file.name}.`, words.summary(shot.results), ...seen].join(" ");
 };
 
-function chip(shot, i, current, onClick) {
-  const told = {
-    waiting: "waiting",
-    asking: "in progress",
-    stopped: "canceled",
-    failed: "failed",
-    done: words.summary(shot.results),
-  }[shot.state];
-  const best =
-    shot.state === "done" ? (shot.results.find((one) => one.outcome === "identified") ?? shot.results[0])?.outcome : "";
-  return h(
-    "button",
-    {
-      type: "button",
-      class: `chip ${best ?? ""}`,
-      "aria-current": current ? "true" : null,
-      "aria-label": `Photo ${i + 1}, ${shot.photo.file.name}: ${told}`,
-      onClick,
-    },
-    shot.photo.drawable ? h("img", { src: shot.photo.url, alt: "" }) : icon("photo"),
-    shot.state === "asking" && h("span", { class: "spinner", "aria-hidden": "true" }),
-  );
+const STATES = { waiting: "waiting", asking: "in progress", stopped: "canceled", failed: "failed" };
+
+function chip({ state, results, photo }, i, current, onClick) {
+  const best = state === "done" && (results.find((one) => one.outcome === "identified") ?? results[0])?.outcome;
+  const label = `Photo ${i + 1}, ${photo.file.name}: ${STATES[state] ?? words.summary(results)}`;
+  const props = { type: "button", class: `chip ${best || ""}`, "aria-current": current ? "true" : null, onClick };
+  return h("button", { ...props, "aria-label": label }, [
+    photo.drawable ? h("img", { src: photo.url, alt: "" }) : icon("photo"),
+    state === "asking" && h("span.spinner", { "aria-hidden": "true" }),
+  ]);
 }
 
-const bare = (photo) =>
+export const bare = (photo) =>
   photo.drawable
     ? stage(photo, [], { alt: photo.file.name })
-    : h("div", { class: "undrawable empty" }, icon("photo"), h("p", {}, photo.file.name));
+    : h("div.undrawable.empty", [icon("photo"), h("p", photo.file.name)]);
 
 /** The photo with its faces, and a card per face. Pointing at one highlights the other. `again` repeats the search. */
 function answered(shot, gallery, again) {
   const { photo, results } = shot;
-  const seen = results.filter((one) => one.face);
+  const seen = facesOf(shot);
   if (seen.length === 0) {
-    const said = words.identity(results[0], shot.gallery, gallery?.subject_count);
-    return h(
-      "div",
-      { class: "columns" },
-      bare(photo),
-      h("div", { class: "card" }, badge(results[0].outcome), h("h2", {}, said.title), h("p", {}, said.text)),
-    );
+    const said = called(shot, results[0], gallery);
+    const text = [badge(results[0].outcome), h("h2", said.title), h("p", said.text)];
+    return h("div.columns", [bare(photo), h("div.card", text)]);
   }
   const pictures = new Pictures(shot.gallery);
-  const cards = seen.map((result, i) =>
-    (seen.length > 1 && !KNOWN.includes(result.outcome) && corrections(shot, i).length === 0 ? row : card)(
-      result,
-      i,
-      shot,
-      gallery,
-      again,
-      pictures,
-    ),
-  );
-  const ranked = (outcome) => cards.filter((_, i) => corrections(shot, i).length === 0 && seen[i].outcome === outcome);
-  const others = cards.filter((one) => one.classList.contains("face-row"));
+  const corrected = seen.map((_, i) => corrections(shot, i).length > 0);
+  const isRow = seen.map(({ outcome }, i) => seen.length > 1 && !KNOWN.includes(outcome) && !corrected[i]);
+  const cards = seen.map((result, i) => (isRow[i] ? row : card)(result, i, shot, gallery, again, pictures));
+  const ranked = (outcome) => cards.filter((_, i) => !corrected[i] && seen[i].outcome === outcome);
+  const others = cards.filter((_, i) => isRow[i]);
   const dots = h("input", { type: "checkbox", checked: read("localStorage", LANDMARKS) === "on" });
   const marks = seen.map((result, i) => ({
     face: result.face,
     outcome: result.outcome,
-    label: `Face ${i + 1}: ${words.OUTCOMES[result.outcome].label}, ${words.identity(result, shot.gallery, gallery?.subject_count).title}`,
+    label: `Face ${i + 1}: ${words.OUTCOMES[result.outcome].label}, ${called(shot, result, gallery).title}`,
     name: words.boxLabel(result),
   }));
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   const picture = stage(photo, marks, {
     landmarks: dots.checked,
     alt: `${photo.file.name}. ${words.summary(results)}`,
     onChoose: (i) => {
-      cards[i].scrollIntoView({
-        block: "nearest",
-        behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth",
-      });
+      cards[i].scrollIntoView({ block: "nearest", behavior: still ? "auto" : "smooth" });
       cards[i].focus({ preventScroll: true });
     },
     onPoint: (i, on) => cards[i].classList.toggle("pointed", on),
   });
   cards.forEach((one, i) => {
-    for (const [name, on] of [
-      ["pointerenter", true],
-      ["pointerleave", false],
-      ["focusin", true],
-      ["focusout", false],
-    ])
-      one.addEventListener(name, () => picture.point(i, on));
+    for (const name of ["pointerenter", "focusin"]) one.addEventListener(name, () => picture.point(i, true));
+    for (const name of ["pointerleave", "focusout"]) one.addEventListener(name, () => picture.point(i, false));
   });
   dots.addEventListener("change", () => {
     write("localStorage", LANDMARKS, dots.checked ? "on" : "off");
     picture.showLandmarks(dots.checked);
   });
-  return h(
-    "div",
-    { class: "stack" },
-    h("h2", {}, words.summary(results)),
+  return h("div.stack", [
+    h("h2", words.summary(results)),
     shot.found?.truncated &&
-      h(
-        "p",
-        { class: "hint" },
-        `The photo shows ${whole(shot.found.face_count)} faces. Only the largest are searched for.`,
-      ),
-    h(
-      "div",
-      { class: "columns" },
-      h(
-        "div",
-        { class: "beside" },
-        picture,
-        h("div", { class: "row between" }, picture.zoom(), h("label", { class: "check" }, dots, "Landmarks")),
-      ),
-      h(
-        "div",
-        { class: "stack" },
-        cards.filter((_, i) => corrections(shot, i).length > 0),
+      h("p.hint", `The photo shows ${whole(shot.found.face_count)} faces. Only the largest are searched for.`),
+    h("div.columns", [
+      h("div.beside", [picture, h("div.row.between", [picture.zoom(), ticked(dots, "Landmarks")])]),
+      h("div.stack", [
+        cards.filter((_, i) => corrected[i]),
         ranked("identified"),
         ranked("uncertain"),
         others.length > 0
-          ? h("section", { class: "card face-rows", "aria-label": "Other faces" }, others)
-          : seen.length === 1 && ranked(seen[0].outcome).filter(() => !KNOWN.includes(seen[0].outcome)),
-      ),
-    ),
-  );
+          ? h("section.card.face-rows", { "aria-label": "Other faces" }, others)
+          : cards.filter((_, i) => !corrected[i] && !KNOWN.includes(seen[i].outcome)),
+      ]),
+    ]),
+  ]);
 }
 
 const KNOWN = ["identified", "uncertain"];
 
-export function badge(outcome) {
-  const { label, icon: name } = words.OUTCOMES[outcome];
-  return h("span", { class: `outcome ${outcome}` }, icon(name), label);
-}
+export const badge = (kind) => outcome(kind, words.OUTCOMES[kind].icon, words.OUTCOMES[kind].label);
 
 const called = (shot, result, gallery) => words.identity(result, shot.gallery, gallery?.subject_count);
-const person = (shot, one) =>
-  h(
-    "a",
-    { href: `#/galleries/${encodeURIComponent(shot.gallery)}/subjects/${encodeURIComponent(one.subject)}` },
-    words.called(one),
-  );
+const person = (shot, one) => h("a", { href: subjectPage(shot.gallery, one.subject) }, words.called(one));
 
 /** A link to the enrollment of a face, as a new person or as `subject`, "" for one to be chosen. */
-function enrollLink(shot, result, label, kind, subject) {
-  const link = linkButton(
-    label,
-    `#/enroll?gallery=${encodeURIComponent(shot.gallery)}${subject === undefined ? "" : `&subject=${encodeURIComponent(subject)}`}`,
-    { kind, icon: "enroll" },
-  );
-  link.classList.add("small");
-  link.addEventListener("click", () => Object.assign(DESK, { photo: shot.photo, box: result.face.box }));
-  return link;
-}
+const enrollLink = (shot, result, label, kind, subject, props) =>
+  linkButton(label, enrollPage(shot.gallery, subject), {
+    kind,
+    icon: "enroll",
+    small: true,
+    onClick: () => Object.assign(DESK, { photo: shot.photo, box: result.face.box }),
+    ...props,
+  });
 
 /** The corrections of a face in the gallery that was searched. */
 const corrections = (shot, i) => shot.corrected.filter((one) => one.face === i && one.gallery === shot.gallery);
 
 /** “Not Ada”: note that the face is another person, and search again. Each correction can be undone. */
 function correction(result, i, shot, again) {
-  const faces = shot.results.filter((one) => one.face);
+  const faces = facesOf(shot);
   const turn = () => ((shot.asks = i), again());
-  const small = (element) => (element.classList.add("small"), element);
   const noted = corrections(shot, i).map((done) => {
-    const undo = button("Undo", async () => {
+    const undo = async () => {
       await call("DELETE", `${decoysPath(done.gallery, done.subject)}/${done.decoy}`);
       shot.corrected.splice(shot.corrected.indexOf(done), 1);
       turn();
-    });
-    return h("p", { class: "row" }, `Noted: this is not ${done.name}.`, small(undo));
+    };
+    return h("p.row", [`Noted: this is not ${done.name}.`, button("Undo", undo, { small: true })]);
   });
   if (result.outcome !== "identified" || (faces.length > 1 && !shot.photo.drawable)) return noted; // it cannot be cropped
-  const note = button(
-    `Not ${words.called(result)}`,
-    async () => {
-      const others = faces.filter((one) => one !== result).map((one) => one.face);
-      const file = others.length ? await cropped(shot.photo, result.face, others) : shot.photo.file;
-      const request = bodyOf(file, { face: "largest", allow_low_quality: true }); // it was good enough to be answered
-      const made = await call("POST", decoysPath(shot.gallery, result.subject), request);
-      shot.corrected.push({
-        face: i,
-        gallery: shot.gallery,
-        subject: result.subject,
-        name: words.called(result),
-        decoy: made.id,
-      });
-      turn();
-    },
-    { kind: "quiet", icon: "close" },
-  );
-  return [noted, h("div", { class: "actions" }, small(note))];
+  const { gallery, photo } = shot;
+  const { subject, face } = result;
+  const name = words.called(result);
+  const note = async () => {
+    const others = faces.filter((one) => one !== result).map((one) => one.face);
+    const file = others.length ? await cropped(photo, face, others) : photo.file;
+    const request = bodyOf(file, { face: "largest", allow_low_quality: true }); // it was good enough to be answered
+    const made = await call("POST", decoysPath(gallery, subject), request);
+    shot.corrected.push({ face: i, gallery, subject, name, decoy: made.id });
+    turn();
+  };
+  const not = button(`Not ${name}`, note, { kind: "quiet", icon: "close", small: true });
+  return [noted, h("div.actions", not)];
 }
 
 /** A person, or somebody who may be one. */
 function card(result, i, shot, gallery, again, pictures) {
+  const { outcome: answer, face } = result;
   const people = words.peopleToCompare(result);
   const enroll = (...wanted) => enrollLink(shot, result, ...wanted);
-  const asks = result.outcome !== "identified" && corrections(shot, i).length > 0;
-  return h(
-    "article",
-    { class: `card face-card ${result.outcome}`, tabindex: "-1", "aria-label": `Face ${i + 1}` },
-    h(
-      "div",
-      { class: "face-head" },
-      h("span", { class: "face-number" }, String(i + 1)),
-      h(
-        "h3",
-        { class: "name" },
-        asks
-          ? "Who is it?"
-          : result.outcome === "identified"
-            ? person(shot, result)
-            : called(shot, result, gallery).title,
-      ),
-      badge(result.outcome),
-    ),
-    sides([
-      ["This photo", thumbnail(shot.photo, result.face.box, 96)],
-      ...(gallery?.keep_crops ? people : []).map((one) => [
-        words.called(one),
-        pictures.person(one.subject, `Stored picture of ${words.called(one)}`),
-      ]),
-    ]),
+  const asks = answer !== "identified" && corrections(shot, i).length > 0;
+  const who = answer === "identified" ? person(shot, result) : called(shot, result, gallery).title;
+  const stored = (one) => [words.called(one), pictures.person(one.subject, `Stored picture of ${words.called(one)}`)];
+  return h("article", { class: `card face-card ${answer}`, tabindex: "-1", "aria-label": `Face ${i + 1}` }, [
+    h("div.face-head", [h("span.face-number", `${i + 1}`), h("h3.name", asks ? "Who is it?" : who), badge(answer)]),
+    sides([["This photo", thumbnail(shot.photo, face.box, 96)], ...(gallery?.keep_crops ? people : []).map(stored)]),
     evidence(result, shot, gallery),
-    h(
-      "div",
-      { class: "actions" },
+    h("div.actions", [
       asks && [enroll("A new person", "primary"), enroll("Somebody enrolled", "plain", "")],
-      !asks && result.outcome === "unknown" && enroll("Enroll this face", "primary"),
-      result.outcome === "identified" && enroll("Add this photo", "plain", result.subject),
-      result.outcome === "uncertain" &&
+      !asks && answer === "unknown" && enroll("Enroll this face", "primary"),
+      answer === "identified" && enroll("Add this photo", "plain", result.subject),
+      answer === "uncertain" &&
         people.map((one) => enroll(`It is ${words.called(one)}: add this photo`, "plain", one.subject)),
-      !asks && KNOWN.includes(result.outcome) && enroll("Another person", "quiet"),
-    ),
+      !asks && KNOWN.includes(answer) && enroll("Another person", "quiet"),
+    ]),
     correction(result, i, shot, again),
-    result.outcome === "uncertain" && gallery && !gallery.keep_crops && keepHint(shot.gallery),
+    answer === "uncertain" && gallery && !gallery.keep_crops && keepHint(shot.gallery),
     details(result, shot, gallery, pictures),
-  );
+  ]);
 }
 
 /** A stranger, or a face that was not searched for, among others: one line, which opens. */
 function row(result, i, shot, gallery, again, pictures) {
-  return h(
-    "article",
-    { class: `face-row ${result.outcome}`, tabindex: "-1", "aria-label": `Face ${i + 1}` },
-    h(
-      "details",
-      { class: "details" },
-      h(
-        "summary",
-        {},
-        h("span", { class: "face-number" }, String(i + 1)),
+  const stranger = result.outcome === "unknown";
+  const label = { ariaLabel: "Enroll this face" };
+  return h("article", { class: `face-row ${result.outcome}`, tabindex: "-1", "aria-label": `Face ${i + 1}` }, [
+    folded(
+      [
+        h("span.face-number", `${i + 1}`),
         thumbnail(shot.photo, result.face.box, 40),
-        h("h3", {}, result.outcome === "unknown" ? "A stranger" : called(shot, result, gallery).title),
-      ),
-      evidence(result, shot, gallery),
-      details(result, shot, gallery, pictures),
+        h("h3", stranger ? "A stranger" : called(shot, result, gallery).title),
+      ],
+      [evidence(result, shot, gallery), details(result, shot, gallery, pictures)],
     ),
-    result.outcome === "unknown" &&
-      Object.assign(enrollLink(shot, result, "Enroll", "quiet"), { ariaLabel: "Enroll this face" }),
-  );
+    stranger && enrollLink(shot, result, "Enroll", "quiet", undefined, label),
+  ]);
 }
 
 /** Why the answer is this one: in words, as a meter, and by what the photo lacks. */
 const evidence = (result, shot, gallery) => [
-  h("p", {}, called(shot, result, gallery).text),
+  h("p", called(shot, result, gallery).text),
   result.similarity !== undefined && meter(result),
   result.reasons.length > 0 &&
-    h(
-      "ul",
-      { class: "bullets" },
-      result.reasons.map((name) => h("li", {}, words.reason(name, result.face, gallery?.quality_gate, result.other))),
+    each("ul.bullets", result.reasons, (name) =>
+      h("li", words.reason(name, result.face, gallery?.quality_gate, result.other)),
     ),
   quality(result.face),
 ];
 
-/** A note about low quality or liveness. */
-function quality({ quality: { score }, liveness: judged }) {
-  const poor = score < 0.55 && `The photo quality is ${words.quality(score)}.`;
-  return (poor || judged) && h("p", { class: "hint" }, poor, " ", judged && liveness(judged));
-}
+const LIVENESS = { live: "a live person", not_live: "a picture of a person", not_judged: "unknown" };
 
-function liveness(judged) {
-  return {
-    live: "Liveness: a live person.",
-    not_live: "Liveness: a picture of a person.",
-    not_judged: "Liveness: unknown.",
-  }[judged.verdict];
+/** A note about low quality or liveness. */
+function quality({ quality: { score }, liveness }) {
+  const poor = score < 0.55 && `The photo quality is ${words.quality(score)}. `;
+  return (poor || liveness) && h("p.hint", [poor, liveness && `Liveness: ${LIVENESS[liveness.verdict]}.`]);
 }
 
 /** A meter of similarity, threshold and review threshold, with a text for screen readers. */
@@ -506,124 +350,84 @@ export function meter({ similarity, threshold, review_threshold: review }) {
   const [reached, needed] = words.apart(similarity, threshold);
   const told = `Similarity ${reached}. The threshold is ${needed}, the review threshold ${words.similarity(review)}.`;
   const kind = similarity >= threshold ? "enough" : similarity >= review ? "near" : "far";
-  return h(
-    "div",
-    { class: "meter-block" },
-    h(
-      "div",
-      { class: `meter ${kind}`, role: "img", "aria-label": told },
-      h("span", { class: "meter-fill", style: { width: at(similarity) } }),
+  return h("div.meter-block", [
+    h("div", { class: `meter ${kind}`, role: "img", "aria-label": told }, [
+      h("span.meter-fill", { style: { width: at(similarity) } }),
       review < threshold &&
-        h("span", { class: "meter-zone", style: { left: at(review), right: `calc(100% - ${at(threshold)})` } }),
-      h("span", { class: "meter-mark", style: { left: at(threshold) } }),
-    ),
-    h(
-      "p",
-      { class: "meter-words", "aria-hidden": "true" },
-      h("span", {}, "Similarity ", h("strong", {}, reached)),
-      h("span", {}, threshold > 1 ? "nothing is enough" : `enough from ${needed}`),
-    ),
-  );
+        h("span.meter-zone", { style: { left: at(review), right: `calc(100% - ${at(threshold)})` } }),
+      h("span.meter-mark", { style: { left: at(threshold) } }),
+    ]),
+    h("p.meter-words", { "aria-hidden": "true" }, [
+      h("span", ["Similarity ", h("strong", reached)]),
+      h("span", threshold > 1 ? "nothing is enough" : `enough from ${needed}`),
+    ]),
+  ]);
 }
 
 /** Where the scale begins: what matters lies about the threshold, and that is near 1 for some recognizers. */
 const meterStart = (similarity, review) => Math.max(-1, Math.min(2.5 * review - 1.5, similarity - 0.05));
 
-function details(result, shot, gallery, pictures) {
-  const { quality } = result.face;
-  const pairs = result.outcome.startsWith("rejected")
-    ? []
-    : [
-        ["Similarity", words.similarity(result.similarity)],
-        ["Threshold", words.similarity(result.threshold)],
-        ["Review threshold", words.similarity(result.review_threshold)],
-        ["False-alarm probability", words.exact(result.false_alarm_probability, result.probability_is_bound)],
-        [
-          "Requested risk",
-          result.risk &&
-            Object.entries(result.risk)
-              .filter(([name]) => ["fpir", "fmr", "threshold"].includes(name))
-              .map(([name, value]) => `${name.toUpperCase()} ${words.exact(value)}`)[0],
-        ],
-        [
-          "Evidence",
-          result.risk &&
-            {
-              pack: "the model’s calibration",
-              gallery: "this gallery’s people",
-              both: "the model’s calibration and this gallery’s people",
-              explicit: "none (fixed threshold)",
-            }[result.risk.source] + (result.risk.extrapolated ? ", extrapolated" : ""),
-        ],
-        ["Margin to the next person", result.margin !== undefined && words.similarity(result.margin)],
-      ].filter(([, value]) => value);
-  return h(
-    "details",
-    { class: "details" },
-    h("summary", {}, "Details"),
-    pairs.length > 0 && facts(pairs),
-    result.candidates.length > 0 &&
-      table(
-        "Nearest people",
-        ["Person", "Similarity", "By chance"],
-        result.candidates.map((one) => [
-          h(
-            "span",
-            { class: "person-cell" },
-            gallery?.keep_crops && pictures.person(one.subject, ""),
-            person(shot, one),
-          ),
-          words.similarity(one.similarity),
-          words.chance(one.false_alarm_probability, one.probability_is_bound) ?? "unknown",
-        ]),
-      ),
-    facts([
-      ...words.qualities(quality).map(([name, value, fine]) => [name, fine ? value : `${value} – out of bounds`]),
-      ["Quality score", quality.score.toFixed(2)],
-      ["Detection score", result.face.score.toFixed(2)],
-    ]),
-  );
+const SOURCES = {
+  pack: "the model’s calibration",
+  gallery: "this gallery’s people",
+  both: "the model’s calibration and this gallery’s people",
+  explicit: "none (fixed threshold)",
+};
+
+function numbers({ similarity, threshold, review_threshold: review, risk, margin, ...result }) {
+  const asked = risk && ["fpir", "fmr", "threshold"].find((name) => name in risk);
+  return [
+    ["Similarity", words.similarity(similarity)],
+    ["Threshold", words.similarity(threshold)],
+    ["Review threshold", words.similarity(review)],
+    ["False-alarm probability", words.exact(result.false_alarm_probability, result.probability_is_bound)],
+    ["Requested risk", asked && `${asked.toUpperCase()} ${words.exact(risk[asked])}`],
+    ["Evidence", risk && SOURCES[risk.source] + (risk.extrapolated ? ", extrapolated" : "")],
+    ["Margin to the next person", margin !== undefined && words.similarity(margin)],
+  ].filter(([, value]) => value);
 }
 
-export const facts = (pairs) =>
-  h(
-    "dl",
-    { class: "facts" },
-    pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
-  );
+function details(result, shot, gallery, pictures) {
+  const { quality, score } = result.face;
+  const near = result.candidates.map((one) => [
+    h("span.person-cell", [gallery?.keep_crops && pictures.person(one.subject, ""), person(shot, one)]),
+    words.similarity(one.similarity),
+    words.chance(one.false_alarm_probability, one.probability_is_bound) ?? "unknown",
+  ]);
+  const parts = words
+    .qualities(quality)
+    .map(([name, value, fine]) => [name, fine ? value : `${value} – out of bounds`]);
+  return folded("Details", [
+    !result.outcome.startsWith("rejected") && facts(numbers(result)),
+    near.length > 0 && table("Nearest people", ["Person", "Similarity", "By chance"], near),
+    facts([...parts, ["Quality score", quality.score.toFixed(2)], ["Detection score", score.toFixed(2)]]),
+  ]);
+}
+
+const ANSWERS = [
+  ["identified", "A person of the gallery, with the probability that a stranger is this similar."],
+  ["uncertain", "Similar, but not enough for the chosen risk. A person should decide."],
+  ["unknown", "No person of the gallery. You can enroll the face."],
+  ["rejected_quality", "Too small, dark or blurred; the answer says which."],
+];
 
 /** An example as a drawing, without a real face. */
 function sample() {
-  return h(
-    "section",
-    { class: "card sample" },
-    svg(
-      "svg",
-      { viewBox: "0 0 240 150", class: "sample-drawing", "aria-hidden": "true" },
-      svg("rect", { class: "ground", width: 240, height: 150, rx: 10 }),
+  return h("section.card.sample", [
+    svg("svg.sample-drawing", { viewBox: "0 0 240 150", "aria-hidden": "true" }, [
+      svg("rect.ground", { width: 240, height: 150, rx: 10 }),
       [
         [78, "identified"],
         [166, "unknown"],
       ].map(([x, kind]) => [
-        svg("path", { class: "body", d: `M${x - 38} 150c2-34 18-46 38-46s36 12 38 46` }),
-        svg("circle", { class: "head", cx: x, cy: 72, r: 26 }),
+        svg("path.body", { d: `M${x - 38} 150c2-34 18-46 38-46s36 12 38 46` }),
+        svg("circle.head", { cx: x, cy: 72, r: 26 }),
         svg("rect", { class: `box ${kind}`, x: x - 30, y: 38, width: 60, height: 70, rx: 6 }),
       ]),
-    ),
-    h(
-      "div",
-      { class: "stack" },
-      h("h2", {}, "Possible answers"),
-      h(
-        "ul",
-        { class: "legend" },
-        [
-          ["identified", "A person of the gallery, with the probability that a stranger is this similar."],
-          ["uncertain", "Similar, but not enough for the chosen risk. A person should decide."],
-          ["unknown", "No person of the gallery. You can enroll the face."],
-          ["rejected_quality", "Too small, dark or blurred; the answer says which."],
-        ].map(([outcome, text]) => h("li", {}, badge(outcome), h("span", {}, text))),
-      ),
-    ),
-  );
+    ]),
+    h("div.stack", [
+      h("h2", "Possible answers"),
+      each("ul.legend", ANSWERS, ([kind, text]) => h("li", [badge(kind), h("span", text)])),
+    ]),
+  ]);
 }

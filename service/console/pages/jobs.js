@@ -1,24 +1,25 @@
 // Jobs: progress, items, cancellation, and enrollment of many people from an archive.
 
-import { call, galleryPath, part } from "../api.js";
+import { call, galleryPage, galleryPath, part } from "../api.js";
 import { galleries, galleryField } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
-import { bytes, counted, duration, when, whole } from "../numbers.js";
+import { counted, duration, when, whole } from "../numbers.js";
 import { refusalList, watch } from "../reports.js";
 import {
+  ask,
   button,
   confirmed,
-  dialog,
   empty,
   field,
   heading,
   linkButton,
-  loading,
-  problemBox,
+  notice,
   tell,
+  ticked,
   toast,
+  waiting,
 } from "../ui.js";
-import { ARCHIVES, archiveType, upload } from "../upload.js";
+import { ARCHIVES, archiveType, sender } from "../upload.js";
 
 const SHOWN = 50;
 const ITEMS = 50;
@@ -56,44 +57,28 @@ const SENT = new Map();
 export const title = () => "Jobs";
 
 export function render(params, signal) {
-  const list = h("ul", { class: "stack" });
+  const list = h("ul.stack");
   const cards = new Map();
-  let first = true;
-  const body = h(
-    "div",
-    {},
-    loading(() => new Promise(() => {}), "Loading jobs…"),
-  );
+  const body = h("div", waiting("Loading jobs…"));
   let shown = SHOWN;
   const more = button("Show more", async () => ((shown = Math.min(MAX_PAGE, shown + SHOWN)), await look()));
-  const beyond = h("div", { class: "actions" }, more);
-  const look = watch(async () => {
-    let jobs;
-    let next;
-    try {
+  const beyond = h("div.actions", more);
+  const begins = () => begin(signal, look, params.gallery);
+  const look = watch(
+    async () => {
       const query = { gallery: params.gallery, limit: shown };
-      ({ data: jobs, next } = await call("GET", "/v1/jobs", { query, signal }));
-    } catch (error) {
-      if (error.name !== "AbortError" && first)
-        fill(
-          body,
-          problemBox(error, () => look()),
-        );
-      throw error;
-    }
-    first = false;
-    show(jobs);
-    beyond.hidden = next === null;
-    if (shown === MAX_PAGE) fill(beyond, h("p", { class: "hint" }, `The latest ${whole(MAX_PAGE)} of more jobs.`));
-    return jobs.some(active);
-  }, signal);
+      const { data: jobs, next } = await call("GET", "/v1/jobs", { query, signal });
+      show(jobs);
+      beyond.hidden = next === null;
+      if (shown === MAX_PAGE) fill(beyond, h("p.hint", `The latest ${whole(MAX_PAGE)} of more jobs.`));
+      return jobs.some(active);
+    },
+    signal,
+    body,
+  );
 
   function show(jobs) {
-    if (jobs.length === 0)
-      return fill(
-        body,
-        nothing(() => begin(signal, look, params.gallery)),
-      );
+    if (jobs.length === 0) return fill(body, nothing(begins));
     for (const job of jobs) {
       if (!cards.has(job.id)) cards.set(job.id, new JobCard(job.id, look, signal));
       cards.get(job.id).update(job);
@@ -105,18 +90,16 @@ export function render(params, signal) {
     if (list.parentElement !== body) fill(body, list, beyond);
   }
 
-  return h(
-    "div",
-    { class: "page" },
+  return h("div.page", [
     heading(
       "Jobs",
       "Long tasks that run on the server. You can close this page. Finished jobs are listed for two weeks.",
-      button("Enroll many people", () => begin(signal, look, params.gallery), { kind: "primary", icon: "upload" }),
+      button("Enroll many people", begins, { kind: "primary", icon: "upload" }),
     ),
-    params.gallery && h("p", { class: "row" }, `Jobs of ${params.gallery}.`, linkButton("Show all", "#/jobs")),
+    params.gallery && h("p.row", [`Jobs of ${params.gallery}.`, linkButton("Show all", "#/jobs")]),
     look.note,
     body,
-  );
+  ]);
 }
 
 const active = (job) => job.state === "queued" || job.state === "running";
@@ -139,34 +122,30 @@ class JobCard {
     this.next = null;
     this.look = look;
     this.signal = signal;
-    this.name = h("h2", {});
-    this.state = h("p", {});
+    this.name = h("h2");
+    this.state = h("p");
     this.bar = h("progress", { max: 1, "aria-label": "Progress" });
-    this.far = h("p", { class: "far" });
-    this.became = h("p", { class: "hint" });
-    this.problem = h("div", {});
-    this.refused = h("div", {});
+    this.far = h("p.far");
+    this.became = h("p.hint");
+    this.problem = h("div");
+    this.refused = h("div");
     this.retry = button("Retry these with the largest face", () => begin(signal, look, this.job.gallery, this.job), {
       icon: "upload",
     });
     this.cancel = button("Cancel the job", () => this.callOff(), { kind: "danger" });
-    this.items = h(
-      "details",
-      { class: "items", onToggle: () => this.items.open && this.begin() },
-      h("summary", {}, ""),
+    this.items = h("details.items", { onToggle: () => this.items.open && this.begin() }, [
+      h("summary", ""),
       this.refused,
-    );
-    this.element = h(
-      "li",
-      { class: "card job" },
-      h("div", { class: "row between" }, this.name, this.state),
+    ]);
+    this.element = h("li.card.job", [
+      h("div.row.between", [this.name, this.state]),
       this.bar,
       this.far,
       this.became,
       this.problem,
       this.items,
-      h("div", { class: "actions" }, this.retry, this.cancel),
-    );
+      h("div.actions", [this.retry, this.cancel]),
+    ]);
   }
 
   update(job) {
@@ -174,50 +153,35 @@ class JobCard {
     if (text === this.text) return;
     this.text = text;
     this.job = job;
-    const [said, tone, picture] =
-      job.state === "succeeded" && job.failed_count > 0
-        ? [`done, ${whole(job.failed_count)} refused`, "uncertain", "warning"]
-        : STATES[job.state];
-    const part = job.total_count ? job.done_count / job.total_count : 0;
-    fill(
-      this.name,
-      KINDS[job.kind] ?? job.kind,
-      " · ",
-      h("a", { href: `#/galleries/${encodeURIComponent(job.gallery)}` }, job.gallery),
-    );
+    const { state, failed_count: failed, done_count: done, total_count: total, problem } = job;
+    const partly = [`done, ${whole(failed)} refused`, "uncertain", "warning"];
+    const [said, tone, picture] = state === "succeeded" && failed > 0 ? partly : STATES[state];
+    const gallery = h("a", { href: galleryPage(job.gallery) }, job.gallery);
+    fill(this.name, KINDS[job.kind] ?? job.kind, " · ", gallery);
     this.state.className = `outcome ${tone}`;
     fill(this.state, icon(picture), job.canceling ? "stopping" : said);
     this.bar.hidden = !active(job);
-    if (job.total_count === null) this.bar.removeAttribute("value");
-    else this.bar.value = part;
+    if (total === null) this.bar.removeAttribute("value");
+    else this.bar.value = total ? done / total : 0;
     this.far.textContent = far(job);
     this.became.textContent = became(job);
-    fill(
-      this.problem,
-      job.problem &&
-        h(
-          "div",
-          { class: "notice error" },
-          icon("warning"),
-          h("div", {}, h("p", {}, `${job.problem.title}. ${job.problem.detail}`), h("p", {}, job.problem.remedy)),
-        ),
-    );
-    this.items.hidden = job.failed_count === 0;
-    this.items.querySelector("summary").textContent = `Refused items (${whole(job.failed_count)})`;
+    const told = problem && [h("p", `${problem.title}. ${problem.detail}`), h("p", problem.remedy)];
+    fill(this.problem, problem && notice("warning", told, "error"));
+    this.items.hidden = failed === 0;
+    this.items.querySelector("summary").textContent = `Refused items (${whole(failed)})`;
     this.cancel.hidden = !active(job) || job.canceling;
     this.retry.hidden = active(job) || !job.counts.several_faces;
     if (this.items.open && this.listed !== null) this.offer();
   }
 
   async callOff() {
-    const yes = await confirmed({
-      title: "Cancel this job?",
-      text:
-        this.job.kind === "album"
-          ? "Its faces are deleted."
-          : "Completed work stays. To continue, send the same archive again. It skips enrolled photos.",
-      yes: "Cancel the job",
-    });
+    const yes = await confirmed(
+      "Cancel this job?",
+      this.job.kind === "album"
+        ? "Its faces are deleted."
+        : "Completed work stays. To continue, send the same archive again. It skips enrolled photos.",
+      "Cancel the job",
+    );
     if (!yes) return;
     await call("POST", `/v1/jobs/${part(this.id)}/cancel`);
     this.look();
@@ -253,9 +217,7 @@ class JobCard {
     if (wanted && shown && this.refused.lastChild === shown && shown.next === this.next) return; // it can be focused
     shown?.remove();
     if (wanted)
-      this.refused.append(
-        Object.assign(h("div", { class: "actions more" }, button("Show more", more)), { next: this.next }),
-      );
+      this.refused.append(Object.assign(h("div.actions.more", button("Show more", more)), { next: this.next }));
   }
 }
 
@@ -287,89 +249,44 @@ async function begin(signal, look, chosen, again = null) {
     location.hash = "#/galleries";
     return;
   }
-  const leaving = new AbortController();
   const where = galleryField(known, null, { chosen });
   const sent = SENT.get(again?.id);
   const file = h("input", { type: "file", accept: ARCHIVES, required: sent === undefined });
   const largest = h("input", { type: "checkbox", checked: again !== null });
   const poor = h("input", { type: "checkbox" });
-  const told = h("div", { role: "status" });
-  const bar = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Upload" });
-  const submit = h("button", { type: "submit", class: "button primary" }, "Start");
-  const send = async (event) => {
-    event.preventDefault();
-    const archive = file.files[0] ?? sent;
-    submit.disabled = true;
-    bar.hidden = false;
-    try {
-      const type = archiveType(archive) ?? "application/octet-stream";
-      const query = { face: largest.checked ? "largest" : "only", allow_low_quality: poor.checked };
-      const onProgress = (share) => {
-        bar.value = share;
-        fill(
-          told,
-          h(
-            "p",
-            { class: "hint" },
-            share < 1
-              ? `${bytes(share * archive.size)} of ${bytes(archive.size)} sent`
-              : "Sent. The server reads the archive…",
-          ),
-        );
-      };
-      const path = `${galleryPath(where.value)}/enrollments`;
-      const job = await upload(path, archive, { query, type, onProgress, signal: leaving.signal });
-      SENT.set(job.id, archive);
-      box.close();
-      toast("The job is queued. You can close this page.");
-      look();
-    } catch (error) {
-      bar.hidden = true;
-      if (error.name !== "AbortError") fill(told, problemBox(error));
-    } finally {
-      submit.disabled = false;
-    }
-  };
-  const box = dialog(
-    again ? "Retry with the largest face" : "Enroll many people",
-    h(
-      "form",
-      { onSubmit: send },
-      again
-        ? h(
-            "p",
-            {},
-            `Kith enrolls the largest face of ${counted(again.counts.several_faces, "photo")} with several people. It skips enrolled photos.`,
-          )
-        : [
-            h("p", {}, "Choose an archive with one folder per person. The folder name is the name of the person."),
-            h(
-              "pre",
-              { class: "tree" },
-              "people.zip\n├─ Ada Lovelace\n│  ├─ 1.jpg\n│  └─ at work.heic\n└─ Grace Hopper\n   └─ portrait.png",
-            ),
-          ],
-      where,
-      field(
-        "Archive",
-        file,
-        sent
-          ? `Without a choice: “${sent.name}” again.`
-          : again
-            ? "Choose the same archive again."
-            : "zip, tar, tar.gz or tar.zst",
-      ),
-      h("label", { class: "check" }, largest, " Use the largest face of photos with several people"),
-      h("label", { class: "check" }, poor, " Accept photos of low quality"),
-      bar,
-      told,
-      h(
-        "div",
-        { class: "actions end" },
-        h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"),
-        submit,
-      ),
+  const sending = sender("Sent. The server reads the archive…");
+  const tree = "people.zip\n├─ Ada Lovelace\n│  ├─ 1.jpg\n│  └─ at work.heic\n└─ Grace Hopper\n   └─ portrait.png";
+  const elements = [
+    again
+      ? h(
+          "p",
+          `Kith enrolls the largest face of ${counted(again.counts.several_faces, "photo")} with several people. It skips enrolled photos.`,
+        )
+      : [
+          h("p", "Choose an archive with one folder per person. The folder name is the name of the person."),
+          h("pre.tree", tree),
+        ],
+    where,
+    field(
+      "Archive",
+      file,
+      sent
+        ? `Without a choice: “${sent.name}” again.`
+        : again
+          ? "Choose the same archive again."
+          : "zip, tar, tar.gz or tar.zst",
     ),
-  );
-  box.addEventListener("close", () => leaving.abort());
+    ticked(largest, "Use the largest face of photos with several people"),
+    ticked(poor, "Accept photos of low quality"),
+    sending.element,
+  ];
+  ask(again ? "Retry with the largest face" : "Enroll many people", "Start", elements, async (until) => {
+    const archive = file.files[0] ?? sent;
+    const query = { face: largest.checked ? "largest" : "only", allow_low_quality: poor.checked };
+    const options = { query, type: archiveType(archive) ?? "application/octet-stream", signal: until };
+    const job = await sending.send(`${galleryPath(where.value)}/enrollments`, archive, options);
+    SENT.set(job.id, archive);
+    toast("The job is queued. You can close this page.");
+    look();
+  });
 }

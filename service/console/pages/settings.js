@@ -1,34 +1,32 @@
-import { call, galleryPath } from "../api.js";
+import { call, galleryPage, galleryPath } from "../api.js";
 import { Aside } from "../aside.js";
 import { fill, h } from "../dom.js";
 import { download } from "../files.js";
 import { galleryForm } from "../gallery_form.js";
-import { bytes, counted, when, whole } from "../numbers.js";
+import { counted, when, whole } from "../numbers.js";
 import { galleryHeading, refusalList } from "../reports.js";
 import { receipt } from "../receipt.js";
-import { button, confirmed, heading, linkButton, loading, problemBox, toast } from "../ui.js";
-import { upload } from "../upload.js";
+import { button, confirmed, facts, heading, linkButton, loading, problemBox, toast } from "../ui.js";
+import { sender } from "../upload.js";
 import { problem } from "../words.js";
 
 export const title = ({ gallery }) => `Settings of ${gallery}`;
 
 export function render({ gallery }, signal) {
-  return h(
-    "div",
-    { class: "page" },
+  return h("div.page", [
     galleryHeading(gallery, "settings", "Risk, storage, retention and search of this gallery."),
     loading(async () => {
-      const place = h("div", { class: "columns" });
+      const place = h("div.columns");
       fill(place, ...parts(gallery, await call("GET", galleryPath(gallery), { signal }), place, signal));
       return place;
     }),
-  );
+  ]);
 }
 
 function parts(gallery, found, place, signal) {
   const form = galleryForm(found);
-  const wrong = h("div", {});
-  const go = h("button", { type: "submit", class: "button primary" }, "Save");
+  const wrong = h("div");
+  const go = h("button.button.primary", { type: "submit" }, "Save");
   const save = async (event) => {
     event.preventDefault();
     const changed = form.read();
@@ -38,13 +36,7 @@ function parts(gallery, found, place, signal) {
       const change = (query) => call("PATCH", galleryPath(gallery), { json: changed, query, signal });
       const now = await change().catch(async (error) => {
         if (error.code !== "retention_unconfirmed") throw error;
-        if (
-          !(await confirmed({
-            title: "Delete old photos?",
-            text: `${problem(error).text} This cannot be undone.`,
-            yes: "Delete",
-          }))
-        )
+        if (!(await confirmed("Delete old photos?", `${problem(error).text} This cannot be undone.`, "Delete")))
           throw error;
         return change({ confirm: error.document.confirm });
       });
@@ -56,114 +48,75 @@ function parts(gallery, found, place, signal) {
     }
   };
   return [
-    h("form", { class: "card stack", onSubmit: save }, form.elements, wrong, h("div", { class: "actions" }, go)),
-    h(
-      "div",
-      { class: "stack" },
-      about(gallery, found),
-      files(gallery, found, signal),
-      removal(gallery, found, place, signal),
-    ),
+    h("form.card.stack", { onSubmit: save }, [form.elements, wrong, h("div.actions", go)]),
+    h("div.stack", [about(gallery, found), files(gallery, found, signal), removal(gallery, found, place, signal)]),
   ];
 }
 
 const about = (gallery, found) =>
-  h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Properties"),
-    h(
-      "dl",
-      { class: "facts" },
-      [
-        ["People", whole(found.subject_count)],
-        ["Photos", whole(found.template_count)],
-        ["Created", when(found.created_at)],
-        ["Recognizer", found.recognizer.slice(0, 12)],
-        ["Embedding dimensions", whole(found.dimension)],
-      ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
-    ),
-    h(
-      "div",
-      { class: "actions" },
-      linkButton("Change the recognizer", `#/galleries/${encodeURIComponent(gallery)}/recognizer`, { icon: "move" }),
-    ),
-  );
+  h("section.card", [
+    h("h2", "Properties"),
+    facts([
+      ["People", whole(found.subject_count)],
+      ["Photos", whole(found.template_count)],
+      ["Created", when(found.created_at)],
+      ["Recognizer", found.recognizer.slice(0, 12)],
+      ["Embedding dimensions", whole(found.dimension)],
+    ]),
+    h("div.actions", linkButton("Change the recognizer", galleryPage(gallery, "/recognizer"), { icon: "move" })),
+  ]);
 
 function files(gallery, found, signal) {
   const many = found.template_count > 100_000;
   const take = h("input", { type: "file", accept: ".ndjson,.jsonl", hidden: true });
   const begin = button("Import", () => take.click());
-  const bar = h("progress", { max: 1, value: 0, "aria-label": "Upload" });
-  const far = h("p", { class: "hint" });
-  const told = h("div", { class: "stack", role: "status" });
+  const told = h("div.stack", { role: "status" });
   take.addEventListener("change", async () => {
     const [file] = take.files;
     take.value = "";
     if (!file) return;
     const stop = new AbortController();
     const until = AbortSignal.any([signal, stop.signal]);
+    const sending = sender("Sent. The server imports the rest…");
     begin.disabled = true;
-    const onProgress = (share) => {
-      bar.value = share;
-      far.textContent =
-        share < 1 ? `${bytes(share * file.size)} of ${bytes(file.size)} sent` : "Sent. The server imports the rest…";
-    };
-    onProgress(0);
+    const leaving = h("p", `Importing “${file.name}”. Leaving this page cancels the import.`);
     fill(
       told,
-      h("p", {}, `Importing “${file.name}”. Leaving this page cancels the import.`),
-      bar,
-      far,
+      leaving,
+      sending.element,
       h(
-        "div",
-        { class: "actions" },
+        "div.actions",
         button("Stop", () => stop.abort()),
       ),
     );
     try {
-      const report = await upload(`${galleryPath(gallery)}/import`, file, {
-        type: "application/x-ndjson",
-        onProgress,
-        signal: until,
-      });
-      fill(told, imported(report));
+      const options = { type: "application/x-ndjson", signal: until };
+      fill(told, imported(await sending.send(`${galleryPath(gallery)}/import`, file, options)));
     } catch (error) {
       const partly = error.document?.report;
       if (error.name !== "AbortError") fill(told, problemBox(error), partly && imported(partly));
-      else fill(told, h("p", {}, CANCELED));
+      else fill(told, h("p", CANCELED));
       if (signal.aborted) toast(CANCELED, "error"); // the user left the page
     } finally {
       begin.disabled = false;
     }
   });
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Export and import"),
+  const save = () => download(`${galleryPath(gallery)}/export`, `${gallery}.ndjson`, { signal });
+  return h("section.card", [
+    h("h2", "Export and import"),
     h(
       "p",
-      {},
       "A file of all people with their embeddings, for another Kith or as an archive. It is not encrypted: protect it like the photos.",
     ),
     many &&
       h(
-        "p",
-        { class: "hint" },
+        "p.hint",
         "This gallery is large, and the browser holds the file in memory. Use “kith gallery export” instead.",
       ),
-    h(
-      "div",
-      { class: "actions" },
-      button("Export", () => download(`${galleryPath(gallery)}/export`, `${gallery}.ndjson`, { signal }), {
-        icon: "upload",
-      }),
-      begin,
-      take,
-    ),
+    h("div.actions", [button("Export", save, { icon: "upload" }), begin, take]),
     told,
-    h("p", { class: "hint" }, "Both need a key with the scope “admin”."),
-  );
+    h("p.hint", "Both need a key with the scope “admin”."),
+  ]);
 }
 
 const CANCELED = "The import was canceled. Imported data stays. Import the same file again to continue.";
@@ -180,16 +133,13 @@ function imported({
   return [
     h(
       "p",
-      {},
       `Imported: ${counted(subjects, "person", "people")}, ${counted(templates, "photo")}. Skipped: ${whole(present)}. Refused: ${whole(refused)}${of}.`,
     ),
     refused > 0 &&
-      h(
-        "details",
-        { class: "items", open: refused <= 20 },
-        h("summary", {}, `Refused items (${whole(refused)})`),
+      h("details.items", { open: refused <= 20 }, [
+        h("summary", `Refused items (${whole(refused)})`),
         refusalList(refusals.map(({ item, error }) => [`line ${item}`, error])),
-      ),
+      ]),
   ];
 }
 
@@ -197,12 +147,12 @@ function removal(gallery, found, place, signal) {
   const remove = button(
     "Delete the gallery",
     async () => {
-      const sure = await confirmed({
-        title: `Delete “${gallery}”?`,
-        text: `${counted(found.subject_count, "person", "people")} and ${counted(found.template_count, "photo")} are deleted. This cannot be undone. A receipt lists the deleted data.`,
-        yes: "Delete",
-        typed: gallery,
-      });
+      const sure = await confirmed(
+        `Delete “${gallery}”?`,
+        `${counted(found.subject_count, "person", "people")} and ${counted(found.template_count, "photo")} are deleted. This cannot be undone. A receipt lists the deleted data.`,
+        "Delete",
+        { typed: gallery },
+      );
       if (!sure) return;
       const gone = await call("DELETE", galleryPath(gallery));
       new Aside(gallery).clear();
@@ -212,17 +162,15 @@ function removal(gallery, found, place, signal) {
         place.closest(".page"),
         heading(gallery),
         receipt(gone.receipt, `“${gallery}” is deleted`),
-        h("div", { class: "actions" }, on),
+        h("div.actions", on),
       );
       on.focus(); // the clicked button was removed
     },
     { kind: "danger", icon: "trash" },
   );
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Delete"),
-    h("p", {}, "Deletes the gallery and erases all data of its people. This cannot be undone."),
-    h("div", { class: "actions" }, remove),
-  );
+  return h("section.card", [
+    h("h2", "Delete"),
+    h("p", "Deletes the gallery and erases all data of its people. This cannot be undone."),
+    h("div.actions", remove),
+  ]);
 }
