@@ -155,7 +155,11 @@ def test_of_several_faces_the_one_that_was_chosen_is_enrolled(
         page.get_by_text("Third is enrolled").wait_for()
         page.get_by_role("button", name="Enroll another person").click()
         page.locator("input[type=file]").set_input_files(photos["party"])
+        expect(page.get_by_role("heading", name="6 faces. Which one do you want to enroll?")).to_be_visible()
+        expect(page.get_by_role("button", name="Enroll", exact=True)).to_be_disabled()
+        assert faults(page) == []
         page.get_by_role("button", name="Choose face 4").click()
+        expect(page.get_by_role("button", name="Another face")).to_be_focused()
         page.get_by_label("Name", exact=True).fill("Fourth")
         page.get_by_role("button", name="Enroll", exact=True).click()
         page.get_by_text("Fourth is enrolled").wait_for()
