@@ -124,6 +124,7 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
   );
 
   let reading = 0; // number of the current query
+  let asked = null; // the query itself
 
   /** Load the next people. A page of a search may be empty although more people match. */
   async function load(limit) {
@@ -153,8 +154,10 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
   }
 
   async function restart() {
-    if (!ready) return; // the first page is still awaited, and reads the fields
+    // The first page is still awaited, and reads the fields; or nothing was changed.
+    if (!ready || wanted() === asked) return;
     const mine = ++reading;
+    asked = wanted();
     loaded.length = 0;
     next = null;
     listed = LISTED;
@@ -170,13 +173,13 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
   }
   search.addEventListener("input", afterTyping(restart, signal));
   tagged.addEventListener("change", restart);
-  const wanted = () => JSON.stringify([search.value, tagged.value]);
+  const wanted = () => JSON.stringify([search.value.trim(), tagged.value.trim()]);
   const first = loading(async () => {
-    const before = wanted();
+    asked = wanted();
     await load(PAGE);
     ready = true;
     show();
-    if (wanted() !== before) restart();
+    restart();
     return h("div.stack", [list, h("div.row", [told, more, every])]);
   });
   return h("section.stack", [
