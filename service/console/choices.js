@@ -9,7 +9,7 @@ import { PRESETS, called, idRefusal, riskBriefly, unfound } from "./words.js";
 
 const GALLERY = "kith-gallery";
 const RISK = "kith-risk";
-export const rememberedGallery = () => read("localStorage", GALLERY);
+const rememberedGallery = () => read("localStorage", GALLERY);
 export const rememberGallery = (name) => write("localStorage", GALLERY, name);
 
 /** The galleries of the key; null if it may not list them. Throws Problem. */

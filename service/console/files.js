@@ -9,7 +9,7 @@ export async function download(path, name, options) {
   save(await response.blob(), name);
 }
 
-export function save(blob, name) {
+function save(blob, name) {
   const url = URL.createObjectURL(blob);
   h("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 60_000);

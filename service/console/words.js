@@ -63,7 +63,7 @@ export function misses({ display_name: name, misses: [found] }) {
   return `With ${subjects} people enrolled by one photo each, ${name} misses about ${percent(fnir)} of their other photos${other}.`;
 }
 
-export const percent = (share) => share.toLocaleString("en", { style: "percent", maximumSignificantDigits: 2 });
+const percent = (share) => share.toLocaleString("en", { style: "percent", maximumSignificantDigits: 2 });
 
 export const PRESETS = [
   ["strict", "Strict", "one stranger in 10,000", 0.0001],
