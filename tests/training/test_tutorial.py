@@ -19,14 +19,12 @@ import httpx2 as httpx
 import pytest
 import torch
 
-from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.loading import load_pack
 from tests.conftest import ROOT
 from tests.faults.servers import serving
 from training.cli.commands import app
-from training.config import ConfigError
-from training.export.packing import make_pack
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("pictures")]
 
 SMALL_RUN = (
     "--epochs 1 --threads 1 --set data.max_identities=12 --set loop.batch_size=8 --set loop.warmup=0.1 "
@@ -169,24 +167,6 @@ def test_the_tutorial_from_photos_to_a_served_pack(
     )
     assert len((runs / "comparison" / "comparison.md").read_text().splitlines()) == 4
     assert len((runs / "grid" / "comparison.md").read_text().splitlines()) == 2 + 6
-
-
-def test_networks_of_packs_become_a_pack(workplace: Path) -> None:
-    """Both networks stay as they are; the calibration and the figures are measured again, here on few photos."""
-    source = load_pack(BUNDLED_PACK)
-    made = make_pack(source, source, workplace / "DATA", workplace / "runs" / "both", "both", "Both")
-    made.verify()
-    assert made.recognition.fingerprint() == source.recognition.fingerprint()
-    assert made.detection.path.read_bytes() == source.detection.path.read_bytes()
-    networks = {task: {"pack": source.model_id, **source.provenance[task]} for task in ("recognizer", "detector")}
-    assert made.provenance == {**networks, "note": "", "log": None}
-    assert f"from the pack {source.model_id}" in (made.directory / "MODEL_CARD.md").read_text()
-    assert made.calibration is not None
-    assert source.calibration is not None
-    assert made.calibration["images"] < source.calibration["images"]
-    with pytest.raises(ConfigError, match="another output folder"):
-        make_pack(made, source, workplace / "DATA", made.directory, "both", "Both")
-    made.verify()
 
 
 def _run_outside(command: str) -> None:

@@ -18,7 +18,6 @@ from rich.table import Table
 
 from models.checksums import sha256_of
 from models.pack.loading import BUNDLED_PACK, load_pack
-from models.pack.manifest import ModelPack
 from models.runtime.onnx_runtime import OnnxNetwork, available_cores
 from models.vision.alignment import CROP_SIZE_PX
 from models.vision.detection import Detector
@@ -39,7 +38,6 @@ from training.export.calibrate import describe_calibration
 from training.export.model_card import pack_rows
 from training.export.onnx_export import ExportPrecision
 from training.export.packing import (
-    PackOptions,
     calibrate_pack,
     crop_cache,
     export_run,
@@ -187,16 +185,12 @@ def _train(config: RunConfig, align_with: Path | None, threads: int | None) -> N
     torch.set_num_threads(threads or max(1, available_cores() // distributed.configured_world_size()))
     with distributed.process_group():
         try:
-            checkpoint: Checkpoint = train_recognizer(config, _detector(align_with))
+            checkpoint: Checkpoint = train_recognizer(config, None if align_with is None else _detector_of(align_with))
         except RunInterruptedError as error:  # the photos may have to be aligned again
             option = "" if align_with is None else f" --align-with {shlex.quote(str(align_with))}"
             raise RunInterruptedError(f"{error}{option}") from error
         if distributed.rank() == 0:
             print(f"{checkpoint.path}: step {checkpoint.step}, last loss {checkpoint.loss:.4f}")
-
-
-def _detector(align_with: Path | None) -> Detector | None:
-    return None if align_with is None else _detector_of(align_with)
 
 
 @app.command()
@@ -309,37 +303,21 @@ def _precision(name: str) -> ExportPrecision:
 def pack(
     data: Data,
     output: Output,
-    recognizer: Annotated[Path | None, typer.Option(help="Finished recognizer run.")] = None,
-    recognizer_of: Annotated[Path | None, typer.Option(help="Pack whose recognizer is reused.")] = None,
+    recognizer: Annotated[Path, typer.Option(help="Finished run.")],
     detector_of: Annotated[Path, typer.Option(help="Pack whose detector is reused.")] = BUNDLED_PACK,
     name: Annotated[
         str | None, typer.Option(help="Name: letters, digits, '.', '_' or '-'. Default: that of the output folder.")
     ] = None,
     display_name: Annotated[str | None, typer.Option(help="Name for people. Default: --name.")] = None,
-    note: Annotated[str, typer.Option(help="Note for the model card.")] = "",
     precision: Annotated[str, typer.Option(help="Precision of the recognizer: fp32 or fp16.")] = "fp16",
     data_terms: Annotated[
         str | None, typer.Option(help="Terms of the recognizer's training photos, for the model card.")
     ] = None,
-    detector_terms: Annotated[
-        str | None, typer.Option(help="Training photos of the detector and their terms, for the model card.")
-    ] = None,
-    log: Annotated[str | None, typer.Option(help="Reference to the experiment log, for the model card.")] = None,
 ) -> None:
     """Export a run, calibrate, measure, and write a pack with its model card."""
-    networks = _recognizer(recognizer, recognizer_of), load_pack(detector_of)
-    options = PackOptions(note, data_terms, detector_terms, _precision(precision), log)
     name = name or output.resolve().name
-    print_figures(pack_rows(make_pack(*networks, data, output, name, display_name or name, options)))
-
-
-def _recognizer(run: Path | None, pack: Path | None) -> Path | ModelPack:
-    """Return the run, or the loaded pack, that a recognizer comes from. Raises ConfigError unless one is given."""
-    if run is not None and pack is None:
-        return run
-    if pack is not None and run is None:
-        return load_pack(pack)
-    raise ConfigError("Pass either --recognizer (a run) or --recognizer-of (a pack)")
+    networks, names = (recognizer, load_pack(detector_of)), (name, display_name or name)
+    print_figures(pack_rows(make_pack(*networks, data, output, *names, data_terms, _precision(precision))))
 
 
 @app.command()
@@ -421,9 +399,7 @@ def evaluate(
     features: Annotated[
         Path | None, typer.Option(help="With --trillion-pairs: file to write the embeddings to, for DeepGlint.")
     ] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="For a pack: update its figures and model card.")] = False,
-    note: Annotated[str | None, typer.Option(help="With --refresh: note for the model card.")] = None,
-    log: Annotated[str | None, typer.Option(help="With --refresh: reference to the experiment log.")] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="For a pack: replace the figures of its card.")] = False,
 ) -> None:
     """Evaluate a run, pack or recognizer on your photos, LFW, WIDER FACE (packs) and other benchmarks.
 
@@ -461,8 +437,6 @@ def evaluate(
         refined=(probes, "--probes and --distractors"),
         frames=(ytf or iqiyi, "--ytf or --iqiyi"),
         features=(trillion, "--trillion-pairs"),
-        note=(refresh, "--refresh"),
-        log=(refresh, "--refresh"),
     )
     if report is not None and report.suffix != ".json":
         raise ConfigError(f"--report must end with .json, not {report.name!r}")
@@ -481,7 +455,7 @@ def evaluate(
     if is_run and (data is not None or report is not None or not named):
         figures += report_run(model, data, load_pack(pack).detection, report, flip, view1, own)
     elif data is not None:
-        figures += pack_rows(refresh_pack(model, data, note, log)) if refresh else _measure(model, data, view1)
+        figures += pack_rows(refresh_pack(model, data)) if refresh else _measure(model, data, view1)
         if report is not None:
             write_pack_report(report, load_pack(model), data / "lfw", cache, own)
     elif report is not None and own:

@@ -1,7 +1,8 @@
 """Model card of a pack: a text whose figures are filled in from its manifest and calibration.
 
 Braces name a figure. Whatever names a figure that nobody measured is left out: a part in [[double brackets]], a row, an
-item of a list, a block between blank lines, and with its first block a section.
+item of a list, a block between blank lines, and with its first block a section. A card that is written may be edited:
+later measurements replace the figures in it, and nothing else.
 """
 
 from __future__ import annotations
@@ -15,19 +16,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from models.pack.manifest import ModelPack
-from training.config import ConfigError
 
 CARD: Final = """# {model_id}
 
 {display_name}: a face detector and a face recognizer ({run[backbone][name]}, {dimension} dimensions). `kith-train pack`
-and `kith-train evaluate --refresh` generate this card from the manifest.
+wrote this card, and `kith-train evaluate --refresh` replaces its figures.
 
 ## Training data
 
-- Recognizer: [[from the pack {recognizer[pack]}: ]]{crops}[[ ({run[data][root]})]], {taught}. {data_terms}
+- Recognizer: {crops}[[ ({run[data][root]})]], {taught}. {data_terms}
 - Detector: [[from the pack {detector[pack]}: ]][[{detector_photos}. ]]{detector_terms}
-- Calibration: {calibrated_on} ({calibration[images]:,} photos of {calibration[people]:,} people,
-  {calibration[impostor_pairs]:,} impostor and {calibration[genuine_pairs]:,} genuine pairs).
+- {calibrated}
 - `manifest.json` has the settings of the run[[, of the recipe {run[name]}]].
 
 **Terms.** A pack is as free as its least free part: networks, training photos, and the photos of teachers and labeling
@@ -35,10 +34,6 @@ networks.
 
 **Overlap of people.** The figures below are too good, by an unknown amount, if the training photos or those of a
 teacher show people of the photos that measure them. Kith does not check this.
-
-{note}
-
-Experiment log: {log}
 
 ## Figures
 
@@ -53,14 +48,6 @@ View 2 is LFW's ten-fold protocol: each fold uses the threshold of the other nin
 similarity 0 to all others. Open set: [[{counts[gallery]:,} people with one photo each, {counts[mated]:,} mated probes,
 {counts[strangers]:,} strangers, ]]thresholds chosen on the same data. WIDER: [[{counts[wider_photos]:,} validation
 photos, ]]IoU 0.5. Landmark error: mean distance of five points to YuNet's, in eye distances.
-
-## Precision variants
-
-{measured_on}Losses are against fp32; a negative loss is a chance gain.
-
-| Variant | Loss |
-|---|---|
-{variants}
 
 ## Limitations
 
@@ -131,21 +118,17 @@ MEASURES: Final[Mapping[str, str]] = {
     },
 }
 """Text of each figure of the metrics of `evaluate_pack`, by its name."""
-LOSSES: Final = (
-    "LFW View 2 {lfw_view2[points_lost]:+.3f} points lost (95 %: {lfw_view2[interval][0]:+.2f} to "
-    "{lfw_view2[interval][1]:+.2f})",
-    "View 1 {lfw_view1[points_lost]:+.2f}",
-    "WIDER val recall {wider_val_recall[points_lost]:+.2f}",
-    "landmarks move by {landmark_shift[pixels][median]:.2f} px, {landmark_shift[eye_distances][median]:.2%} of the eye "
-    "distance (95th percentile {landmark_shift[eye_distances][p95]:.1%})",
-    "cosine to fp32 {cosine[mean]:.5f}, at worst {cosine[worst]:.4f}",
+CALIBRATED: Final = (
+    "Calibration: {data} ({images:,} photos of {people:,} people, {impostor_pairs:,} impostor and {genuine_pairs:,} "
+    "genuine pairs)."
 )
-QUANTIZED_ON_PHOTOS: Final = "`kith models quantize` wrote and measured these INT8 files on photos without names{}. "
+TABLE: Final = "| Measure | Value |\n|---|---|\n"
+CARD_FILE: Final = "MODEL_CARD.md"
 NO_DATA_TERMS: Final = (
     "Not stated (`--data-terms`): the terms of the training photos are unknown. Check them before you distribute this "
     "pack."
 )
-NO_DETECTOR_TERMS: Final = "Not stated (`--detector-terms`): the terms of its training photos are unknown."
+NO_DETECTOR_TERMS: Final = "Not stated: the terms of its training photos are unknown."
 CROPS: Final = "{images:,} aligned crops of {people:,} people"
 LARGE_SET: Final = 1_000_000
 """Crops from which a recognizer counts as trained on millions."""
@@ -180,13 +163,6 @@ def _block(text: str, figures: Mapping[str, Any]) -> str:
     return "\n".join(textwrap.fill(item, 120, subsequent_indent="  " * item.startswith("- ")) for item in items if item)
 
 
-def check_provenance(pack: ModelPack) -> None:
-    """Raise ConfigError if the manifest lacks the provenance that a model card needs."""
-    recognizer = pack.provenance.get("recognizer", {})
-    if pack.calibration is None or not {"run", "data"} <= set(recognizer):
-        raise ConfigError(f"{pack.model_id} has no provenance of its run and data, which a model card needs")
-
-
 def write_model_card(pack: ModelPack) -> None:
     """Write MODEL_CARD.md from the provenance, calibration and metrics of a pack."""
     figures, sections = _figures(pack), []
@@ -195,7 +171,27 @@ def write_model_card(pack: ModelPack) -> None:
         filled = [_block(block, figures) for block in blocks]
         if filled[0]:
             sections.append("\n\n".join([fill(heading, figures), *filter(None, filled)]))
-    (pack.directory / "MODEL_CARD.md").write_text("\n\n## ".join(sections) + "\n", encoding="utf-8")
+    (pack.directory / CARD_FILE).write_text("\n\n## ".join(sections) + "\n", encoding="utf-8")
+
+
+def update_model_card(pack: ModelPack) -> None:
+    """Replace the figures and the calibration in the card of a pack, if it has one."""
+    path = pack.directory / CARD_FILE
+    if not path.is_file():
+        return
+    card, missing = path.read_text(encoding="utf-8"), ""
+    for name, value in pack_rows(pack):
+        row = f"| {name} | {value} |\n"
+        card, found = re.subn(rf"^\| {re.escape(name)} \|.*\n", row, card, flags=re.MULTILINE)
+        missing += "" if found else row
+    if pack.calibration is not None:
+        calibrated = _block(f"- {_calibrated(pack.calibration)}", {})
+        card = re.sub(r"^- Calibration: .*?(?=\n- |\n\n)", calibrated, card, flags=re.MULTILINE | re.DOTALL)
+    path.write_text(card.replace(TABLE, TABLE + missing), encoding="utf-8")
+
+
+def _calibrated(calibration: Mapping[str, Any]) -> str:
+    return CALIBRATED.format_map({**calibration, "data": calibration["data"].partition(",")[0]})
 
 
 def _figures(pack: ModelPack) -> dict[str, Any]:
@@ -203,8 +199,6 @@ def _figures(pack: ModelPack) -> dict[str, Any]:
     recognizer, detector = pack.provenance["recognizer"], pack.provenance.get("detector", {})
     run, data = recognizer["run"], recognizer["data"]
     teacher, photos = run["distill"]["teacher"], detector.get("run", {}).get("photos", {})
-    variants = [variant for spec in (pack.detection, pack.recognition) for variant in spec.variants]
-    notes = sorted({str(variant.measured["photos"]) for variant in variants if "photos" in variant.measured})
     return {
         **pack.metrics,
         "model_id": pack.model_id,
@@ -219,29 +213,11 @@ def _figures(pack: ModelPack) -> dict[str, Any]:
         "data_terms": data["terms"] or NO_DATA_TERMS,
         "detector_photos": ", ".join(f"{count:,} {kind}" for kind, count in photos.items()),
         "detector_terms": detector.get("terms") or NO_DETECTOR_TERMS,
-        "calibration": pack.calibration,
-        "calibrated_on": (pack.calibration or {})["data"].partition(",")[0],
-        "note": pack.provenance.get("note"),
-        "log": pack.provenance.get("log"),
+        "calibrated": _calibrated(pack.calibration or {}),
         "figures": "\n".join(f"| {name} | {value} |" for name, value in pack_rows(pack)),
-        "variants": "\n".join(f"| {name} | {losses} |" for name, losses in variant_rows(pack)),
-        "measured_on": QUANTIZED_ON_PHOTOS.format("".join(f" ({note})" for note in notes if note)) if notes else " ",
         "fewer": "recognizers trained on millions are far better" if 0 < data["images"] < LARGE_SET else None,
         "in_teachers": "in its teacher's" if teacher else None,
     }
-
-
-def variant_rows(pack: ModelPack) -> list[tuple[str, str]]:
-    """Return the losses of the variants of a pack, by network, precision and engine."""
-    return [
-        (
-            f"{task}, {variant.precision}, {engine}",
-            "; ".join(filter(None, (fill(loss, measured) for loss in LOSSES))),
-        )
-        for task, spec in (("detector", pack.detection), ("recognizer", pack.recognition))
-        for variant in spec.variants
-        for engine, measured in variant.measured.get("engines", {}).items()
-    ]
 
 
 def pack_rows(pack: ModelPack) -> list[tuple[str, str]]:

@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +29,7 @@ from training.evaluation.embedding import Crops, Embedder
 from training.evaluation.lfw import VIEW1, read_pairs
 from training.evaluation.pack_evaluation import embed_pack, evaluate_pack
 from training.export.calibrate import calibrate
-from training.export.model_card import check_provenance, write_model_card
+from training.export.model_card import update_model_card, write_model_card
 from training.export.onnx_export import ExportPrecision, export_recognizer
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import CHECKPOINT, load_checkpoint, load_run
@@ -54,69 +53,53 @@ def export_run(run: Path, output: Path, precision: ExportPrecision) -> float:
     return _write_recognizer(config, backbone, crops[evenly_spaced_rows(len(crops), PARITY_IMAGES)], output, precision)
 
 
-@dataclass(frozen=True)
-class PackOptions:
-    """Optional properties of a pack.
-
-    Attributes:
-        note: text for the model card.
-        terms: terms of the recognizer's training data, for the model card.
-        detector_terms: training data of the detector and its terms, for the model card.
-        precision: precision of the recognizer.
-        log: reference to the experiment log, for the model card.
-    """
-
-    note: str = ""
-    terms: str | None = None
-    detector_terms: str | None = None
-    precision: ExportPrecision = "fp16"
-    log: str | None = None
-
-
 def make_pack(
-    recognizer: Path | ModelPack,
+    run: Path,
     detector: ModelPack,
     data: Path,
     output: Path,
     name: str,
     display_name: str,
-    options: PackOptions | None = None,
+    terms: str | None = None,
+    precision: ExportPrecision = "fp16",
 ) -> ModelPack:
     """Export a finished run, calibrate on LFW View 1, measure, and write the pack with its model card.
 
     Args:
-        recognizer: a finished recognizer run, or a pack whose recognizer is reused as it is.
         detector: a pack whose detector is reused.
+        terms: terms of the training photos, for the model card.
+        precision: precision of the recognizer.
 
     Raises:
-        ConfigError: the run is missing or unfinished, a reused recognizer has no provenance, or the detector has
-            another architecture.
+        ConfigError: the run is missing or unfinished, or the detector has another architecture.
         ParityError: onnxruntime disagrees with torch; the pack is not written.
     """
-    options, began = options or PackOptions(), time.monotonic()
-    cache = crop_cache(recognizer) if isinstance(recognizer, Path) else output.parent / "cache"
-    if output.resolve() in {pack.directory for pack in (recognizer, detector) if isinstance(pack, ModelPack)}:
+    began, cache = time.monotonic(), crop_cache(run)
+    if output.resolve() == detector.directory:
         raise ConfigError(f"{output} is a pack whose network is reused. Name another output folder")
     output.mkdir(parents=True, exist_ok=True)
     log.info("1 of 3: write the networks")
     detector_file, recognizer_file = output / "detector.onnx", output / "recognizer.onnx"
     normalization = Normalization(127.5, 128.0)
-    detector_provenance = _write_detector(detector, detector_file, normalization, options.detector_terms)
-    spec = DetectionSpec(detector_file, None, normalization, "scrfd")
-    if isinstance(recognizer, ModelPack):
-        check_provenance(recognizer)
-        shutil.copyfile(recognizer.recognition.path, recognizer_file)
-        recognizer_provenance, dimension = _reused_recognizer(recognizer, options), recognizer.recognition.dimension
-        alignment = recognizer.recognition.alignment
-    else:
-        recognizer_provenance, config = _export_run(recognizer, spec, data, recognizer_file, options)
-        dimension, alignment = config.backbone.embedding_dim, standard_alignment(config.data.crop_px)
-    provenance: dict[str, Any] = {
-        "recognizer": recognizer_provenance,
+    detector_provenance = _write_detector(detector, detector_file, normalization)
+    config, backbone = load_run(run)
+    spec, alignment = (
+        DetectionSpec(detector_file, None, normalization, "scrfd"),
+        standard_alignment(config.data.crop_px),
+    )
+    crops = _lfw_crops(Detector(OnnxNetwork(spec.path), spec), data / "lfw", alignment)
+    # onnxruntime and the crops are on the CPU.
+    cosine = _write_recognizer(config, backbone.cpu(), crops, recognizer_file, precision)
+    provenance = {
+        "recognizer": {
+            "run": config.shareable(),
+            "data": _describe_data(run, config, terms),
+            "precision": precision,
+            "parity_worst_cosine": cosine,
+        },
         "detector": detector_provenance,
-        "note": options.note,
-        "log": options.log,
     }
+    dimension = config.backbone.embedding_dim
     draft = PackDraft(name, display_name, detector_file, recognizer_file, dimension, alignment)
     uncalibrated = write_pack(output, draft, {}, provenance, {})
     log.info("2 of 3: calibrate on LFW View 1. The first time, LFW is aligned for this detector, %s", CACHED)
@@ -129,46 +112,17 @@ def make_pack(
     return pack
 
 
-def _reused_recognizer(pack: ModelPack, options: PackOptions) -> dict[str, Any]:
-    """Return the provenance of a pack's recognizer, with the name of the pack that it was first part of."""
-    provenance: dict[str, Any] = pack.provenance["recognizer"]
-    data = provenance["data"] if options.terms is None else {**provenance["data"], "terms": options.terms}
-    return {"pack": pack.model_id, **provenance, "data": data}
-
-
-def _export_run(
-    run: Path, spec: DetectionSpec, data: Path, path: Path, options: PackOptions
-) -> tuple[dict[str, Any], RunConfig]:
-    """Write the recognizer of a run; return its provenance and its settings."""
-    config, backbone = load_run(run)
-    backbone = backbone.cpu()  # onnxruntime and the crops are there
-    detector = Detector(OnnxNetwork(spec.path), spec)
-    crops = _lfw_crops(detector, data / "lfw", standard_alignment(config.data.crop_px))
-    cosine = _write_recognizer(config, backbone, crops, path, options.precision)
-    provenance = {
-        "run": config.shareable(),
-        "data": _describe_data(run, config, options.terms),
-        "precision": options.precision,
-        "parity_worst_cosine": cosine,
-    }
-    return provenance, config
-
-
 def crop_cache(recognizer: Path | ModelPack) -> Path:
     """Return the folder of LFW's crops that `kith-train evaluate` uses: beside a run, or in runs/ for a pack."""
     return (recognizer.parent if isinstance(recognizer, Path) else Path("runs")) / "cache"
 
 
-def refresh_pack(directory: Path, data: Path, note: str | None = None, log: str | None = None) -> ModelPack:
-    """Measure an existing pack, and write its metrics and model card. ``note`` and ``log`` replace those of the card.
-    Raises PackError if the pack has no manifest version 2. Raises ConfigError if the manifest has no provenance of run
-    and data."""
+def refresh_pack(directory: Path, data: Path) -> ModelPack:
+    """Measure an existing pack, and replace the figures of its manifest and of its model card. Raises PackError if the
+    pack has no manifest version 2."""
     pack = load_pack(directory)
-    check_provenance(pack)
-    changes = {key: value for key, value in (("note", note), ("log", log)) if value is not None}
-    metrics = evaluate_pack(pack, data, crop_cache(pack))
-    measured = update_manifest(pack.directory, {**pack.provenance, **changes}, metrics)
-    write_model_card(measured)
+    measured = update_manifest(pack.directory, pack.provenance, evaluate_pack(pack, data, crop_cache(pack)))
+    update_model_card(measured)
     return measured
 
 
@@ -221,15 +175,12 @@ def _write_recognizer(
     return export_recognizer(backbone, to_tensor(crops), output, metadata, precision)
 
 
-def _write_detector(
-    detector: ModelPack, output: Path, normalization: Normalization, terms: str | None
-) -> dict[str, Any]:
+def _write_detector(detector: ModelPack, output: Path, normalization: Normalization) -> dict[str, Any]:
     """Copy the detector of a pack. Return its provenance."""
     if (detector.detection.head, detector.detection.normalization) != ("scrfd", normalization):
         raise ConfigError(f"the detector of {detector.model_id} has another architecture. Name a pack made by Kith")
     shutil.copyfile(detector.detection.path, output)
-    provenance: dict[str, Any] = {"pack": detector.model_id, **detector.provenance.get("detector", {})}
-    return provenance if terms is None else {**provenance, "terms": terms}
+    return {"pack": detector.model_id, **detector.provenance.get("detector", {})}
 
 
 def _describe_data(run: Path, config: RunConfig, terms: str | None) -> dict[str, Any]:
@@ -237,10 +188,7 @@ def _describe_data(run: Path, config: RunConfig, terms: str | None) -> dict[str,
     if config.imported:
         return {"images": 0, "people": 0, "terms": terms}
     state = load_checkpoint(run / CHECKPOINT)
-    if state.get("classes") is not None:
-        return {"images": int(state["images"]), "people": len(state["classes"]), "terms": terms}
-    listed = list_identities(config.data)  # a checkpoint of an earlier version
-    return {"images": len(listed), "people": len(listed.names), "terms": terms}
+    return {"images": int(state["images"]), "people": len(state["classes"]), "terms": terms}
 
 
 def _calibration(pack: ModelPack, lfw: Path, cache: Path) -> dict[str, Any]:
