@@ -134,7 +134,6 @@ class AugmentConfig:
     brightness: Share = 0.2
     """Maximum shift, in units of half the range."""
     contrast: Share = 0.25
-    saturation: Share = 0.0
     erase: Probability = 0.15
     mask: Probability = 0.0
     """Probability of a synthetic face mask over nose, mouth and chin."""
@@ -192,14 +191,12 @@ class DistillConfig:
     weight: Positive = 1.0
     mirror: bool = False
     """Teach the mean of the teacher's embeddings of the image and its mirror image, which is better than either."""
-    held_out: Count = 0
-    """Number of images that are not trained on. Their distillation loss is logged after every epoch."""
 
     def __post_init__(self) -> None:
         if self.teacher is not None and not self.teacher.exists():
             raise ConfigError(f"distill.teacher {self.teacher} does not exist")
-        if self.teacher is None and (self.mirror or self.held_out):
-            raise ConfigError("distill.mirror and distill.held_out need a distill.teacher")
+        if self.teacher is None and self.mirror:
+            raise ConfigError("distill.mirror needs a distill.teacher")
 
 
 @_section

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from models.pack.loading import BUNDLED_PACK
 from models.vision.alignment import CROP_SIZE_PX
@@ -32,6 +33,9 @@ BATCHES_PER_EPOCH: Final = 16
 """Small sets get smaller batches, so that an epoch has at least this many of them."""
 USUAL_STEPS: Final = 2600
 """Steps of `compact` on the 42,000 crops that it was made for."""
+
+ARCFACE: Final = HeadConfig("arcface", {"scale": 64.0, "margin": 0.5})
+COSFACE: Final = HeadConfig("cosface", {"scale": 64.0, "margin": 0.4})
 
 
 def compact(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
@@ -91,20 +95,6 @@ def smoke(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
     )
 
 
-def medium(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """Return a recipe for a GPU and at least half a million photos: IResNet-34 with ArcFace."""
-    return RunConfig(
-        name="medium",
-        output=output,
-        data=DataConfig(root=data, min_images=5),
-        backbone=BackboneConfig("iresnet34", embedding_dim=512, dropout=0.2),
-        head=HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
-        augment=AugmentConfig(low_resolution=0.1, gray=0.02, erase=0.05),
-        distill=DistillConfig(teacher),
-        loop=LoopConfig(epochs=20, batch_size=512, schedule="poly", margin_warmup=0.1),
-    )
-
-
 def papers(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
     """Return a recipe close to ArcFace's: IResNet-50, s = 64, m = 0.5, 512 images per batch, for a GPU and CASIA or
     MS1M. The rate falls by ten at shares of the run that the paper uses for CASIA. All people are trained on."""
@@ -113,47 +103,41 @@ def papers(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
         output=output,
         data=DataConfig(root=data, held_out_people=0, held_out_photos=0),
         backbone=BackboneConfig("iresnet50", embedding_dim=512, dropout=0.4),
-        head=HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
+        head=ARCFACE,
         augment=AugmentConfig(move=0.0, low_resolution=0.0, gray=0.0, brightness=0.0, contrast=0.0, erase=0.0),
         distill=DistillConfig(teacher),
         loop=LoopConfig(epochs=34, batch_size=512, schedule="step", ema_decay=0.0),
     )
 
 
-def ms1mv3_r50(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """Return arcface_torch's configs/ms1mv3_r50.py: IResNet-50, ArcFace. Its model table has 96.37 % TAR at FAR 1e-4 on
-    IJB-C, and 79.14 % on MFR-ALL."""
-    head = HeadConfig("arcface", {"scale": 64.0, "margin": 0.5})
-    return _published("ms1mv3-r50", data, output, teacher, "iresnet50", head)
+PUBLISHED: Final[Mapping[str, tuple[BackboneName, HeadConfig, Mapping[str, Any]]]] = {
+    "ms1mv3-r50": ("iresnet50", ARCFACE, {}),
+    "ms1mv3-r100": ("iresnet100", ARCFACE, {}),
+    "glint360k": ("iresnet100", COSFACE, {"weight_decay": 1e-4}),
+    "webface42m": (
+        "iresnet100",
+        COSFACE,
+        {"batch_size": 4096, "learning_rate": 0.3, "warmup": 1 / 20, "class_sampling": 0.2},
+    ),
+}
+"""Networks, heads and other settings of the loop of arcface_torch's configs/ms1mv3_r50.py, ms1mv3_r100.py,
+glint360k_r100.py and wf42m_pfc02_16gpus_r100.py, whose figures are in docs/training.md."""
 
 
-def ms1mv3_r100(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """Return arcface_torch's configs/ms1mv3_r100.py: IResNet-100, ArcFace; 96.85 % on IJB-C, 81.97 % on MFR-ALL."""
-    head = HeadConfig("arcface", {"scale": 64.0, "margin": 0.5})
-    return _published("ms1mv3-r100", data, output, teacher, "iresnet100", head)
-
-
-def glint360k(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """Return arcface_torch's configs/glint360k_r100.py: IResNet-100, CosFace; 97.55 % on IJB-C, 89.52 % on MFR-ALL."""
-    head = HeadConfig("cosface", {"scale": 64.0, "margin": 0.4})
-    config = _published("glint360k", data, output, teacher, "iresnet100", head)
-    return replace(config, loop=replace(config.loop, weight_decay=1e-4))
-
-
-def webface42m(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """Return arcface_torch's configs/wf42m_pfc02_16gpus_r100.py: IResNet-100, CosFace, a fifth of the classes per step,
-    4,096 images of 16 GPUs, one epoch of warm-up; 97.85 % on IJB-C, 96.69 % on MFR-ALL."""
-    head = HeadConfig("cosface", {"scale": 64.0, "margin": 0.4})
-    config = _published("webface42m", data, output, teacher, "iresnet100", head)
-    loop = replace(config.loop, batch_size=4096, learning_rate=0.3, warmup=1 / 20, class_sampling=0.2)
-    return replace(config, loop=loop)
-
-
-def _published(
-    name: str, data: Path, output: Path, teacher: Path | None, backbone: BackboneName, head: HeadConfig
-) -> RunConfig:
-    """Return what arcface_torch's configurations share (deepinsight/insightface 7fadd420, train_v2.py): 8 GPUs with 128
-    images each, SGD at 0.1 that falls linearly to 0 in 20 epochs, Partial FC with all classes, and flips only."""
+def _published(name: str, data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
+    """Return a recipe of PUBLISHED. They share (deepinsight/insightface 7fadd420, train_v2.py): 8 GPUs with 128 images
+    each, SGD at 0.1 that falls linearly to 0 in 20 epochs, Partial FC with all classes, and flips only."""
+    backbone, head, special = PUBLISHED[name]
+    loop = LoopConfig(
+        epochs=20,
+        batch_size=1024,
+        schedule="poly",
+        poly_power=1.0,
+        warmup=0.0,
+        ema_decay=0.0,
+        class_sampling=1.0,
+        sharded_checkpoint=True,
+    )
     return RunConfig(
         name=name,
         output=output,
@@ -162,24 +146,13 @@ def _published(
         head=head,
         augment=AugmentConfig(move=0.0, low_resolution=0.0, gray=0.0, brightness=0.0, contrast=0.0, erase=0.0),
         distill=DistillConfig(teacher),
-        loop=LoopConfig(
-            epochs=20,
-            batch_size=1024,
-            schedule="poly",
-            poly_power=1.0,
-            warmup=0.0,
-            ema_decay=0.0,
-            class_sampling=1.0,
-            sharded_checkpoint=True,
-        ),
+        loop=replace(loop, **special),
     )
 
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {
-        recipe.__name__.replace("_", "-"): recipe
-        for recipe in (few, compact, smoke, medium, papers, ms1mv3_r50, ms1mv3_r100, glint360k, webface42m)
-    }
+    {recipe.__name__: recipe for recipe in (few, compact, smoke, papers)}
+    | {name: partial(_published, name) for name in PUBLISHED}
 )
 VALIDATION_SETS: Final = ("lfw", "cfp_fp", "agedb_30")
 """Files NAME.bin that InsightFace ships beside train.rec, and with which runs are validated by default."""

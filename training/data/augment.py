@@ -42,7 +42,7 @@ MASK_SHADE: Final = 0.5
 Draw = IntEnum(
     "Draw",
     "MASK MASK_BRIDGE MASK_CHEEK MASK_CHIN MASK_JAW MASK_WIDTH MASK_SHADE MASK_RED MASK_GREEN MASK_BLUE "
-    "FLIP MOVE SHIFT_X SHIFT_Y ZOOM ROTATION CONTRAST BRIGHTNESS SATURATION GRAY LOW_RESOLUTION SIDE "
+    "FLIP MOVE SHIFT_X SHIFT_Y ZOOM ROTATION CONTRAST BRIGHTNESS GRAY LOW_RESOLUTION SIDE "
     "ERASE ERASE_HEIGHT ERASE_WIDTH ERASE_TOP ERASE_LEFT ERASE_RED ERASE_GREEN ERASE_BLUE",
     start=0,
 )
@@ -136,12 +136,8 @@ def _warp(crops: Tensor, u: Tensor, config: AugmentConfig) -> Tensor:
 
 
 def _change_color(out: Tensor, u_BK: Tensor, config: AugmentConfig) -> None:
-    """Change saturation, contrast about mid-gray and brightness of all images, in place."""
+    """Change contrast about mid-gray and brightness of all images, in place."""
     u_BK = to_device(u_BK, out.device)
-    if config.saturation:
-        color = _scale_uniform(u_BK, Draw.SATURATION, 1 - config.saturation, 1 + config.saturation)
-        gray = _luma(out)
-        out.sub_(gray).mul_(color[:, None]).add_(gray)
     if config.contrast or config.brightness:
         out.mul_(_scale_uniform(u_BK, Draw.CONTRAST, 1 - config.contrast, 1 + config.contrast)[:, None])
         out.add_(_scale_uniform(u_BK, Draw.BRIGHTNESS, -config.brightness, config.brightness)[:, None])

@@ -390,18 +390,6 @@ def load_identities(
     return IdentitySet(crops, found.labels, found.names, listed.class_ids(), found)
 
 
-def hold_out(data: IdentitySet, count: int, seed: int) -> tuple[IdentitySet, NDArray[np.uint8]]:
-    """Split off ``count`` random images. Return the rest, with the same classes, and the (count, s, s, 3) crops.
-    Raises ConfigError if nothing would be left."""
-    if not count:
-        return data, data.crops_NHWC[:0]
-    if count >= len(data):
-        raise ConfigError(f"distill.held_out {count} leaves none of {len(data)} images")
-    held = np.sort(np.random.default_rng(seed).choice(len(data), count, replace=False))
-    kept = np.setdiff1d(np.arange(len(data)), held)
-    return data.select(kept), np.array(data.crops_NHWC[held])
-
-
 def map_in_threads(
     task: Callable[[T], R], items: Iterable[T], threads: int | None = None, ahead: int = MAX_READ_AHEAD
 ) -> Iterator[R]:

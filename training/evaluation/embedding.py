@@ -14,19 +14,17 @@ from numpy.typing import NDArray
 from torch import nn
 
 from models.engines.selection import open_fp32
-from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import Alignment, align, realign_crops, standard_alignment, standard_crop_px
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer, l2_normalize
-from models.vision.specs import Normalization, RecognitionSpec
 from training import distributed
 from training.config import ConfigError
 from training.data.identities import IdentityList, map_in_threads, read_rgb
 from training.evaluation.metrics import Floats, flip_average
-from training.optimization.distillation import input_side_px
+from training.optimization.distillation import load_recognizer
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import CONFIG, load_run
 from training.progress import track
@@ -76,15 +74,8 @@ def load_embedder(path: Path, normalized: bool = True) -> tuple[Embed, Alignment
     if (path / CONFIG).is_file():
         config, backbone = load_run(path)
         return torch_embedder(backbone, normalized), standard_alignment(config.data.crop_px)
-    if path.suffix == ".onnx":  # as `kith-train export` writes it
-        standard = Normalization(127.5, 127.5)
-        network = OnnxNetwork(path)
-        side = input_side_px(network)
-        (output,) = network.run(np.zeros((1, 3, side, side), np.float32))
-        spec = RecognitionSpec(path, None, standard, standard_alignment(side), output.size, preprocessing_version="")
-        return Recognizer(network, spec).embed, spec.alignment
-    spec = load_pack(path).recognition
-    return Recognizer(open_fp32(spec.path), spec).embed, spec.alignment
+    recognizer = load_recognizer(path)
+    return recognizer.embed, recognizer.alignment
 
 
 def embed_batch(embed: Embed, crops: Crops, flip: bool = False) -> Float:

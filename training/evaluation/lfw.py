@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -50,6 +51,7 @@ Interval = tuple[float, float]
 Part = Literal["view1", "view2", "open_set"]
 PARTS: Final[tuple[Part, ...]] = ("view1", "view2", "open_set")
 VIEW1: Final[tuple[Part, ...]] = ("view1",)
+log = logging.getLogger(__name__)
 OPEN_SET_KEYS: Final = ("gallery", "mated_probes", "nonmated_probes")
 
 
@@ -344,30 +346,36 @@ class View1:
     best_accuracy: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LfwResult:
-    """Results on LFW; None for skipped parts. ``angles`` covers people with at least two photos."""
+    """Folder of LFW's lists, embeddings of its photos, and results; None for skipped parts. ``angles`` covers people
+    with at least two photos."""
 
+    root: Path
+    embeddings: Embeddings
     view1: View1 | None
     view2: Verification | None
     open_set: Identification | None
     angles: AngleStatistics
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
+        """Return the results, JSON-ready."""
+        results = {name: getattr(self, name) for name in (*PARTS, "angles")}
+        return {name: None if result is None else asdict(result) for name, result in results.items()}
 
 
-def evaluate_lfw(embed: Embed, crops: LfwCrops, parts: Collection[Part] | None = None) -> LfwResult:
-    """Evaluate a network on LFW. View 1 alone is several times faster, for model selection."""
-    return evaluate_lfw_embeddings(
-        embed_lfw(embed, crops, parts=parts), crops.root, crops.parts if parts is None else parts
-    )
+def evaluate_lfw(embed: Embed, crops: LfwCrops, parts: Collection[Part] | None = None, flip: bool = False) -> LfwResult:
+    """Evaluate a network on the ``parts``, by default all of the crops. View 1 alone is several times faster, for model
+    selection."""
+    log.info("LFW: embed up to %d photos, then compare them and resample people for intervals", len(crops.files))
+    return evaluate_lfw_embeddings(embed_lfw(embed, crops, flip, parts), crops.root, parts or crops.parts)
 
 
 def evaluate_lfw_embeddings(embeddings: Embeddings, root: Path, parts: Collection[Part] = PARTS) -> LfwResult:
     """Evaluate embeddings of LFW. ``root`` contains LFW's lists."""
     return LfwResult(
+        root,
+        embeddings,
         _evaluate_view1(embeddings, root) if "view1" in parts else None,
         verify(embeddings, read_pairs(root / "pairs.txt")) if "view2" in parts else None,
         identify(embeddings, read_open_set(root / "openset_protocol.json")) if "open_set" in parts else None,

@@ -69,7 +69,7 @@ def loss_curves(csv_path: Path) -> Figure:
             axes.plot(np.convolve(steps, mean, "valid"), np.convolve(values, mean, "valid"), color=BLUE)
         if "loss" in name and len(warmup):
             axes.axvspan(warmup[0], warmup[-1], color=GRAY, alpha=0.15, label="the margin grows, and raises the loss")
-            axes.legend(frameon=False)
+            axes.legend(loc="upper right", frameon=False)
     for lowest in panels[max(0, len(names) - 2) : len(names)]:
         lowest.tick_params(labelbottom=True)
     for unused in panels[len(names) :]:
@@ -114,7 +114,7 @@ def draw_det(axes: Axes, curve: Roc) -> None:
     rates = np.concatenate([curve.fmr[shown], curve.fnmr[shown]])
     ends = norm.ppf([min([0.001, *rates]), 0.8])
     axes.plot(ends, ends, color=GRAY, linestyle=":", linewidth=1, label="equal rates")
-    axes.legend(frameon=False)
+    axes.legend(loc="upper right", frameon=False)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(
             norm.ppf(DET_TICKS), [f"{tick:.2%}" if tick < 1e-3 else f"{100 * tick:g}%" for tick in DET_TICKS]

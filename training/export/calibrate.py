@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any, Final
@@ -68,7 +67,6 @@ def calibrate(vectors: Float, labels: Sequence[str], data: str) -> dict[str, Any
         )
     tail = _tail(largest.astype(np.float64), pairs)
     known_at, variances = _variances(exceeding, compared)
-    independent = 1 / float(np.interp(tail.start, known_at, variances))
     return {
         "version": 1,
         "data": data,
@@ -80,7 +78,7 @@ def calibrate(vectors: Float, labels: Sequence[str], data: str) -> dict[str, Any
         "genuine_pairs": genuine_pairs,
         "histograms": {"impostor": impostor_counts.tolist(), "genuine": genuine_counts.tolist()},
         "largest_impostors": [round(float(v), 5) for v in largest[:MAX_STORED_IMPOSTORS]],
-        "tail": {**vars(tail), "errors": _standard_errors(tail, independent)},
+        "tail": dict(vars(tail)),
         "variances": [known_at, variances],
     }
 
@@ -150,14 +148,6 @@ def _tail(largest: NDArray[np.float64], pairs: int) -> Tail:
     start = float(ordered[count])
     excess = ordered[:count] - start
     return fit_tail(excess[excess > 0], np.ones(int((excess > 0).sum())), start, count / pairs)
-
-
-def _standard_errors(tail: Tail, exceeding: float) -> dict[str, float]:
-    """Return asymptotic standard errors (R. Smith, 1987) for the number of independent scores in the tail."""
-    return {
-        "shape": math.sqrt((1 + tail.shape) ** 2 / exceeding),
-        "scale": math.sqrt(2 * tail.scale**2 * (1 + tail.shape) / exceeding),
-    }
 
 
 def _variances(exceeding: NDArray[np.float64], compared: NDArray[np.float64]) -> tuple[list[float], list[float]]:

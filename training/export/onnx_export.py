@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,7 +44,7 @@ def export_recognizer(
     with torch.no_grad():
         expected = backbone(crops_BCHW).numpy()
     with _drafts(path) as (exact, stored):
-        _export(backbone, crops_BCHW[:2], exact, ["embedding"], ({0: Dim("batch", min=1, max=4096)},))
+        _export(backbone, crops_BCHW[:2], exact)
         worst = _check_cosine(expected, OnnxNetwork(exact).run(crops_BCHW.numpy())[0], MIN_COSINE_FP32, "fp32")
         finalize_onnx(exact, stored, metadata, fp16_weights=precision == "fp16")
         if precision == "fp16":
@@ -60,7 +60,7 @@ def _drafts(path: Path) -> Iterator[tuple[Path, Path]]:
         yield Path(folder) / "exact.onnx", Path(folder) / "stored.onnx"
 
 
-def _export(model: nn.Module, example: Tensor, path: Path, outputs: Sequence[str], shapes: Any) -> None:
+def _export(model: nn.Module, example: Tensor, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # The exporter logs that torchvision is missing, which is not used here.
@@ -70,9 +70,9 @@ def _export(model: nn.Module, example: Tensor, path: Path, outputs: Sequence[str
             (example,),
             str(path),
             input_names=["input"],
-            output_names=list(outputs),
+            output_names=["embedding"],
             dynamo=True,
-            dynamic_shapes=shapes,
+            dynamic_shapes=({0: Dim("batch", min=1, max=4096)},),
             opset_version=OPSET,
             external_data=False,
             verbose=False,

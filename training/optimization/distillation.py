@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import torch
@@ -14,17 +13,14 @@ from torch.nn import functional as F
 from models.engines.selection import open_fp32
 from models.errors import ModelError
 from models.pack.loading import load_pack
-from models.runtime.network import Network
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.vision.alignment import CROP_SIZE_PX, Alignment, realign_crops, standard_alignment
-from models.vision.pixels import to_planes
-from models.vision.specs import Normalization
+from models.vision.alignment import CROP_SIZE_PX, realign_crops, standard_alignment
+from models.vision.recognition import Recognizer
+from models.vision.specs import Normalization, RecognitionSpec
 from training.config import ConfigError, DistillConfig
 from training.losses.core import upcast
 from training.optimization.run_folder import CONFIG, load_run
 
-MEASURED_BATCH: Final = 100
-"""Held-out images embedded at a time."""
 Teacher = Callable[[Tensor], Tensor]
 """Function from (B, 3, s, s) RGB crops in [-1, 1] of any size to (B, D) unit embeddings, without gradient."""
 
@@ -42,19 +38,29 @@ def load_teacher(path: Path) -> Teacher:
     if path.suffix == ".pt2":
         return _torch_teacher(torch.export.load(path).module(), CROP_SIZE_PX)
     try:
-        if path.suffix == ".onnx":
-            network = OnnxNetwork(path)
-            return _onnx_teacher(network, Normalization(127.5, 127.5), standard_alignment(input_side_px(network)))
-        spec = load_pack(path).recognition
-        return _onnx_teacher(open_fp32(spec.path), spec.normalization, spec.alignment)
+        recognizer = load_recognizer(path)
     except ModelError as error:
         raise ConfigError(f"distill.teacher {path}: {error}") from error
 
+    def embed(images_BCHW: Tensor) -> Tensor:
+        vectors = recognizer.embed(realign_crops(_to_uint8(images_BCHW), recognizer.alignment))
+        return torch.from_numpy(vectors).to(images_BCHW.device)
 
-def input_side_px(network: OnnxNetwork) -> int:
-    """Return the side of the images that a network takes; 112 if its input does not state it."""
+    return embed
+
+
+def load_recognizer(path: Path) -> Recognizer:
+    """Return the recognizer of a pack, a directory of ONNX files, or an .onnx file as `kith-train export` writes it.
+    Raises ModelError if it cannot be loaded."""
+    if path.suffix != ".onnx":
+        spec = load_pack(path).recognition
+        return Recognizer(open_fp32(spec.path), spec)
+    network = OnnxNetwork(path)
     side = network.input_shape[-1]
-    return side if isinstance(side, int) else CROP_SIZE_PX
+    alignment = standard_alignment(side if isinstance(side, int) else CROP_SIZE_PX)
+    (output,) = network.run(np.zeros((1, 3, alignment.size_px, alignment.size_px), np.float32))
+    standard = Normalization(127.5, 127.5)
+    return Recognizer(network, RecognitionSpec(path, None, standard, alignment, output.size, preprocessing_version=""))
 
 
 def _torch_teacher(backbone: nn.Module, side_px: int) -> Teacher:
@@ -63,17 +69,6 @@ def _torch_teacher(backbone: nn.Module, side_px: int) -> Teacher:
         if images_BCHW.shape[-1] != side_px:
             images_BCHW = F.interpolate(images_BCHW, (side_px, side_px), mode="bilinear", antialias=True)
         return F.normalize(upcast(backbone.to(images_BCHW.device)(images_BCHW)))
-
-    return embed
-
-
-def _onnx_teacher(network: Network, normalization: Normalization, alignment: Alignment) -> Teacher:
-    @torch.no_grad()
-    def embed(images_BCHW: Tensor) -> Tensor:
-        crops = realign_crops(_to_uint8(images_BCHW), alignment)
-        planes = to_planes(crops, normalization, np.empty((len(crops), 3, *crops.shape[1:3]), np.float32))
-        vectors = torch.from_numpy(network.run(planes)[0]).to(images_BCHW.device)
-        return F.normalize(vectors.float().flatten(1))
 
     return embed
 
@@ -98,15 +93,6 @@ class Distillation(nn.Module):
         with torch.autocast(embeddings_BD.device.type, enabled=False):
             target_BD = self._teacher_embeddings(images_BCHW)
             return (1 - F.cosine_similarity(self.projection(upcast(embeddings_BD)), target_BD)).mean()
-
-    @torch.no_grad()
-    def total(self, student: nn.Module, images_BCHW: Tensor) -> Tensor:
-        """Return the summed loss of a network in evaluation mode on images that it was not trained on."""
-        total = images_BCHW.new_zeros(())
-        if len(images_BCHW):
-            for part in torch.split(images_BCHW, MEASURED_BATCH):
-                total += self(student(part), part) * len(part)
-        return total
 
     def _teacher_embeddings(self, images_BCHW: Tensor) -> Tensor:
         taught_BD = self.teacher(images_BCHW)

@@ -74,7 +74,7 @@ class RunLog:
     Args:
         batch_size: images per step, over all ranks.
         silent: log nothing, for the other ranks.
-        epoch_steps: steps of an epoch; 0 for a run without epochs.
+        epoch_steps: steps of an epoch.
         mirror: where TensorBoard's figures are logged, too.
     """
 
@@ -85,7 +85,7 @@ class RunLog:
         total_steps: int,
         batch_size: int,
         silent: bool,
-        epoch_steps: int = 0,
+        epoch_steps: int,
         mirror: WandbLog | None = None,
     ) -> None:
         self._output, self._step, self._silent = output, step, silent

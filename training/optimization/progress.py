@@ -31,7 +31,7 @@ class Progress:
 
     Args:
         step: steps that were taken before.
-        epoch_steps: steps of an epoch; 0 for a run without epochs.
+        epoch_steps: steps of an epoch.
         batch_size: images per step, over all ranks.
     """
 
@@ -65,8 +65,6 @@ class Progress:
 
     def place(self, step: int) -> str:
         """Return epoch and step."""
-        if not self._epoch:
-            return f"step {step}/{self._total}"
         return (
             f"epoch {math.ceil(step / self._epoch)}/{math.ceil(self._total / self._epoch)}, step {step}/{self._total}"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,6 @@ WORST_PAIRS = "worst_pairs.png"
 PEOPLE = "people.json"
 """Names of the people that a run trains on, for messages. The checkpoint has only their hashes."""
 MAX_NAMED_CLASSES, MAX_NAMED_VALUES = 3, 5
-log = logging.getLogger(__name__)
 
 
 def read_run_config(output: Path) -> RunConfig:
@@ -73,13 +71,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def check_classes(checkpoint: Mapping[str, Any], data: IdentitySet, path: Path) -> None:
-    """Raise ConfigError if a loaded checkpoint was saved with other classes than those of ``data``, or another order.
-    One of an earlier version does not name its classes, and is not checked."""
-    saved: Tensor | None = checkpoint.get("classes")
-    if saved is None:
-        log.warning("%s does not say who its classes are: check that the data has the same people", path)
-        return
-    saved_ids, ids = saved.numpy(), data.class_ids
+    """Raise ConfigError if a loaded checkpoint was saved with other classes than those of ``data``, or another
+    order."""
+    saved_ids, ids = checkpoint["classes"].numpy(), data.class_ids
     if np.array_equal(saved_ids, ids):
         return
     new = [data.names[i] for i in np.flatnonzero(~np.isin(ids, saved_ids)).tolist()]

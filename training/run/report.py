@@ -3,75 +3,47 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from models.engines.selection import open_fp32
 from models.pack.manifest import ModelPack
 from models.risk.search_rates import search_gallery
 from models.vision.alignment import standard_alignment
-from models.vision.detection import DEFAULT_MIN_SCORE
-from models.vision.recognition import Recognizer
 from models.vision.specs import DetectionSpec
 from training.config import ConfigError, RunConfig
 from training.data.identities import load_identities
 from training.data.split import split_identities
 from training.evaluation import plots
-from training.evaluation.embedding import Embed, Embeddings, torch_embedder
+from training.evaluation.embedding import torch_embedder
 from training.evaluation.lfw import (
     PARTS,
     VIEW1,
     Interval,
-    LfwCrops,
     LfwResult,
-    embed_lfw,
+    evaluate_lfw,
     evaluate_lfw_embeddings,
     load_lfw_crops,
     read_open_set,
     read_pairs,
 )
 from training.evaluation.metrics import best_threshold
+from training.evaluation.pack_evaluation import embed_pack
 from training.losses import build_head
 from training.optimization.run_folder import CHECKPOINT, check_classes, load_checkpoint, load_run
 from training.optimization.sharded import read_class_weights
 from training.run.compare import training_angle_rows, training_angles
 from training.run.people import HeldOut, MeasuredPeople, people_figures, worst_pairs
 
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class LfwResults:
-    """Folder of LFW's lists, embeddings of its photos, and the results."""
-
-    root: Path
-    embeddings: Embeddings
-    judgment: LfwResult
-
-
-def collect_lfw_results(embed: Embed, crops: LfwCrops, flip: bool = False) -> LfwResults:
-    """Embed and evaluate the crops for all parts in ``crops``."""
-    log.info("LFW: embed %d photos, then compare them and resample people for intervals", len(crops.files))
-    embeddings = embed_lfw(embed, crops, flip)
-    return LfwResults(crops.root, embeddings, evaluate_lfw_embeddings(embeddings, crops.root, crops.parts))
-
 
 def write_pack_report(
-    path: Path, pack: ModelPack, lfw: Path, cache_dir: Path, people: Sequence[MeasuredPeople] = ()
+    path: Path, pack: ModelPack, lfw: Path, cache: Path, people: Sequence[MeasuredPeople] = ()
 ) -> None:
-    """Measure a pack on LFW through its own detector and write the report. ``lfw``: folder with images/ and the lists.
-    ``people``: further results.
-    Raises ConfigError: LFW is incomplete. PackError: the pack cannot be loaded."""
-    crops = load_lfw_crops(
-        lfw, pack.detection, cache_dir, min_score=DEFAULT_MIN_SCORE, alignment=pack.recognition.alignment
-    )
-    recognizer = Recognizer(open_fp32(pack.recognition.path), pack.recognition)
-    evidence = collect_lfw_results(recognizer.embed, crops)
+    """Measure a pack on LFW through its own detector and write the report, with those of further ``people``. ``lfw``:
+    folder with images/ and the lists. Raises ConfigError: LFW is incomplete. PackError: the pack cannot be loaded."""
+    evidence = evaluate_lfw_embeddings(embed_pack(pack, lfw, cache, PARTS), lfw)
     write_report(path, f"{pack.display_name} ({pack.model_id})", lfw=evidence, people=people)
 
 
@@ -98,13 +70,13 @@ def report_run(
             VIEW1 if view1 else PARTS,
             alignment=standard_alignment(config.data.crop_px),
         )
-        evidence = collect_lfw_results(embed, crops, flip)
+        evidence = evaluate_lfw(embed, crops, flip=flip)
     if config.imported:
         if evidence is None and not people:
             raise ConfigError(f"{run} has imported weights and no photos. Name a benchmark, such as --people or --data")
         if report is not None:
             write_report(report, f"Weights {run.name}", lfw=evidence, people=people)
-        return lfw_figures(evidence.judgment) if evidence else []
+        return lfw_figures(evidence) if evidence else []
     split = split_identities(
         load_identities(config.data, config.output.parent / "cache"), config.data, config.loop.seed
     )
@@ -120,7 +92,7 @@ def report_run(
     about = [("Head", _describe_head(config)), *training_angle_rows(own)]
     if report is not None:
         write_report(report, f"Run {config.name}", dict(about), evidence, [*held_out, *people])
-    return [*about, *people_figures(held_out), *(lfw_figures(evidence.judgment) if evidence else ())]
+    return [*about, *people_figures(held_out), *(lfw_figures(evidence) if evidence else ())]
 
 
 def _describe_head(config: RunConfig) -> str:
@@ -133,7 +105,7 @@ def write_report(
     path: Path,
     title: str,
     about: Mapping[str, str] | None = None,
-    lfw: LfwResults | None = None,
+    lfw: LfwResult | None = None,
     people: Sequence[MeasuredPeople] = (),
 ) -> None:
     """Write every figure to ``path``, which ends with .json, and beside it one picture with the suffix .png: the curves
@@ -141,14 +113,14 @@ def write_report(
 
     Args:
         about: further values by name.
-        lfw: result of `collect_lfw_results`.
+        lfw: result on LFW.
         people: results on sets of people.
     """
     document = {
         "title": title,
         "about": dict(about or {}),
         "people": [_people_document(one) for one in people],
-        "lfw": None if lfw is None else lfw.judgment.as_dict(),
+        "lfw": None if lfw is None else lfw.as_dict(),
     }
     files = {path: json.dumps(document, indent=2).encode()}
     picture = None if lfw is None else _curves(lfw)
@@ -173,13 +145,13 @@ def _people_document(measured: MeasuredPeople) -> dict[str, Any]:
     }
 
 
-def _curves(lfw: LfwResults) -> plots.Figure | None:
+def _curves(lfw: LfwResult) -> plots.Figure | None:
     """Draw the curves of View 2 and of the open set, if both were measured."""
-    if lfw.judgment.view2 is None or lfw.judgment.open_set is None:
+    view1 = lfw.view1
+    if lfw.view2 is None or lfw.open_set is None:
         return None
     pairs = read_pairs(lfw.root / "pairs.txt")
     similarities = lfw.embeddings.similarities(pairs)
-    view1 = lfw.judgment.view1
     threshold = view1.threshold if view1 else best_threshold(similarities, pairs.same)
     origin = "chosen on View 1" if view1 else "best on the same pairs"
     protocol = read_open_set(lfw.root / "openset_protocol.json")
@@ -191,12 +163,12 @@ def _curves(lfw: LfwResults) -> plots.Figure | None:
     return plots.curves(similarities, pairs.same, threshold, origin, hits, alarms)
 
 
-def lfw_figures(judgment: LfwResult) -> list[tuple[str, str]]:
+def lfw_figures(result: LfwResult) -> list[tuple[str, str]]:
     """Return names and values of all results, with their 95 % intervals over people, for a table."""
     rows = []
-    if view1 := judgment.view1:
+    if view1 := result.view1:
         rows.append(("LFW View 1 accuracy, threshold of its training pairs", f"{view1.accuracy:.2%}"))
-    if view2 := judgment.view2:
+    if view2 := result.view2:
         intervals = {name: _interval(interval) for name, interval in view2.intervals.items()}
         mean = f"{view2.accuracy.mean:.2%} ± {view2.accuracy.std:.2%}"
         rows += [
@@ -207,14 +179,14 @@ def lfw_figures(judgment: LfwResult) -> list[tuple[str, str]]:
             ("LFW View 2 area under the ROC", f"{view2.auc:.4f}"),
             ("LFW View 2 photos without a face", f"{view2.photos_without_face}"),
         ]
-    if open_set := judgment.open_set:
+    if open_set := result.open_set:
         rows.append(("LFW open set rank-1", f"{open_set.rank1:.2%}{_interval(open_set.rank1_interval)}"))
         for rate, fnir in open_set.fnir.items():
             value = f"{fnir:.2%}{_interval(open_set.fnir_intervals[rate])}, threshold {open_set.thresholds[rate]:.3f}"
             rows.append((f"LFW open set FNIR at FPIR {rate:.1%}", value))
         rate, fnir = min(open_set.fnir_without_doubtful.items())
         rows.append((f"LFW open set FNIR at FPIR {rate:.1%}, without five doubtful strangers", f"{fnir:.2%}"))
-    angles = judgment.angles
+    angles = result.angles
     return [
         *rows,
         ("LFW Intra: mean angle to the class center", f"{angles.intra:.2f}°"),

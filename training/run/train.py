@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from models.vision.alignment import realign_crops, standard_alignment
@@ -20,7 +19,7 @@ from models.vision.detection import Detector
 from training import distributed
 from training.backbones import build_backbone
 from training.config import ConfigError, RunConfig
-from training.data.identities import IdentitySet, PhotoFiles, hold_out, load_identities
+from training.data.identities import IdentitySet, PhotoFiles, load_identities
 from training.data.split import split_identities
 from training.data.verification import read_bin
 from training.evaluation import plots
@@ -28,8 +27,8 @@ from training.evaluation.benchmarks import evaluate_bin
 from training.evaluation.embedding import shared_embedder
 from training.losses import Head
 from training.optimization.logs import Measured
-from training.optimization.loop import Checkpoint, Validator, fit, to_tensor
-from training.optimization.objective import Objective, build_losses, build_objective
+from training.optimization.loop import Checkpoint, Validator, fit
+from training.optimization.objective import build_losses, build_objective
 from training.optimization.run_folder import (
     CHECKPOINT,
     LOSSES,
@@ -79,7 +78,7 @@ def _train(config: RunConfig, detector: Detector | None) -> Checkpoint:
         load_identities(config.data, cache, detector)
     distributed.barrier()
     split = split_identities(load_identities(config.data, cache, detector), config.data, config.loop.seed)
-    data, taught = hold_out(split.train, config.distill.held_out, config.loop.seed)
+    data = split.train
     named = data.listed is not None and isinstance(data.listed.source, PhotoFiles)
     if named and distributed.rank() == 0 and not (config.output / PEOPLE).exists():
         (config.output / PEOPLE).write_text(json.dumps(data.names), encoding="utf-8")
@@ -88,8 +87,7 @@ def _train(config: RunConfig, detector: Detector | None) -> Checkpoint:
     if config.backbone.weights is not None and not (config.output / CHECKPOINT).exists():
         start_from(config.backbone.weights, backbone, objective.head, data)
     held_out = HeldOut(split)
-    validate = build_validator(config, objective, taught, held_out)
-    checkpoint = fit(backbone, objective, data, config, validate)
+    checkpoint = fit(backbone, objective, data, config, build_validator(config, held_out))
     measured = held_out.measure(shared_embedder(checkpoint.backbone), intervals=False)
     if distributed.rank() == 0:
         (config.output / "losses.png").write_bytes(plots.png(plots.loss_curves(config.output / LOSSES)))
@@ -117,14 +115,11 @@ def start_from(run: Path, backbone: nn.Module, head: Head, data: IdentitySet) ->
         log.info("started with the %d class centers of %s", len(centers_CD), run)
 
 
-def build_validator(
-    config: RunConfig, objective: Objective, taught: NDArray[np.uint8], held_out: HeldOut
-) -> Validator | None:
-    """Return a function that computes the ten-fold accuracy on each .bin set, by name, the figures of the people and
-    photos that are held out, with intervals at the end, and the distillation loss of the crops ``taught``. Crops of
-    .bin sets are scaled to those of the run. Collective: each rank embeds its share."""
-    distillation = objective.distillation if len(taught) else None
-    if not config.validation and distillation is None and not held_out:
+def build_validator(config: RunConfig, held_out: HeldOut) -> Validator | None:
+    """Return a function that computes the ten-fold accuracy on each .bin set, by name, and the figures of the people
+    and photos that are held out, with intervals at the end. Crops of .bin sets are scaled to those of the run.
+    Collective: each rank embeds its share."""
+    if not config.validation and not held_out:
         return None
     alignment = standard_alignment(config.data.crop_px)
     read = {path.stem: read_bin(path) for path in config.validation}
@@ -135,11 +130,6 @@ def build_validator(
         figures: dict[str, Measured] = {
             f"{name} accuracy": evaluate_bin(embed, pairs).accuracy.mean for name, pairs in sets.items()
         }
-        figures |= figures_of(held_out.measure(embed, ended))
-        if distillation is not None:
-            own = taught[distributed.split_evenly(len(taught), distributed.rank(), distributed.world_size())]
-            total = distillation.total(network, to_tensor(own, next(network.parameters()).device))
-            figures["held-out distillation loss"] = float(distributed.all_reduce_sum(total)) / len(taught)
-        return figures
+        return figures | figures_of(held_out.measure(embed, ended))
 
     return validate
