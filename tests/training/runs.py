@@ -16,11 +16,11 @@ from training.optimization.loop import Checkpoint
 from training.run.train import train_recognizer
 
 TINY = BackboneConfig(embedding_dim=16, widths=(16, 16, 16), depths=(1, 1, 1), stem=16)
-PEOPLE, IMAGES, BATCH = 6, 4, 8
+PEOPLE, IMAGES, BATCH, SIDE = 6, 4, 8, 32
 STEPS_PER_EPOCH = PEOPLE * IMAGES // BATCH
 
 
-def write_people(root: Path, images: int = IMAGES, side: int = 112) -> Path:
+def write_people(root: Path, images: int = IMAGES, side: int = SIDE) -> Path:
     """Write one folder per person with noisy crops of this side."""
     rng = np.random.default_rng(5)
     for person in range(PEOPLE):
@@ -37,7 +37,7 @@ def tiny_run(folder: Path, output: Path, head: str = "adacos", epochs: int = 4, 
     return RunConfig(
         "tiny",
         output,
-        DataConfig(folder, manifest=None, held_out_people=0, held_out_photos=0),
+        DataConfig(folder, manifest=None, crop_px=SIDE, held_out_people=0, held_out_photos=0),
         TINY,
         HeadConfig(head),
         loop=replace(config, **loop),  # type: ignore[arg-type]
@@ -45,10 +45,10 @@ def tiny_run(folder: Path, output: Path, head: str = "adacos", epochs: int = 4, 
 
 
 class PlainNetwork(nn.Sequential):
-    """Network of 16 numbers without batch norm, which on CPUs each rank has of its own images."""
+    """Network of 16 numbers for crops of `SIDE`, without batch norm, which on CPUs each rank has of its own images."""
 
     def __init__(self) -> None:
-        first, second = nn.Conv2d(3, 16, 8, stride=8), nn.Conv2d(16, 16, 7, stride=7)
+        first, second = nn.Conv2d(3, 16, 8, stride=8), nn.Conv2d(16, 16, 2, stride=2)
         super().__init__(first, nn.PReLU(16), second, nn.PReLU(16), nn.Flatten(), nn.Linear(64, 16))
 
 

@@ -11,10 +11,11 @@ import pytest
 
 from models.pack.loading import BUNDLED_PACK
 from models.pack.manifest import ModelPack
+from models.vision.detection import Detector
 from tests.training.runs import write_people
 from training.cli import commands
 from training.cli.commands import app
-from training.config import ConfigError
+from training.config import ConfigError, RunConfig
 from training.errors import RunInterruptedError
 from training.losses import HEADS, TERMS
 from training.optimization.run_folder import read_run_config, write_run_config
@@ -54,9 +55,7 @@ def call(*words: object) -> None:
         (("evaluate", ".", "--bin", "a.bin", "--norms"), "need a run and --ijb"),
         (("evaluate", ".", "--data", ".", "--worst-pairs", "w.png"), "need --people"),
         (("evaluate", ".", "--data", ".", "--refresh", "--view1"), "--refresh needs a pack"),
-        (("evaluate", ".", "--data", ".", "--note", "a note"), "need --refresh"),
         (("export", ".", "--output", "a.onnx", "--precision", "int4"), "not one of fp32, fp16"),
-        (("pack", "--data", ".", "--output", "p"), "either --recognizer"),
         (("compare", "softmaxx", "--data", ".", "--output", "runs"), "unknown loss softmaxx"),
         (("compare", "cosface", "--data", ".", "--output", "runs", "--grid", "16"), "--grid needs section.key"),
         (
@@ -83,41 +82,62 @@ def test_an_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert "train first" in " ".join(done.stderr.split())
 
 
-SMALL = ["--threads", "1", "--epochs", "1"]
-SMALL += ["--set", "backbone.widths=[16,16,16]", "--set", "backbone.depths=[1,1,1]"]
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunConfig, Detector | None]]:
+    """Settings and detector of each run, which is begun and stopped."""
+    runs = list[tuple[RunConfig, Detector | None]]()
+
+    def begin(config: RunConfig, detector: Detector | None) -> None:
+        write_run_config(config.output, config.as_dict(), config.output / "checkpoint.pt", ())
+        runs.append((config, detector))
+        raise RunInterruptedError(f"stopped. Resume with: kith-train resume {config.output.name}")
+
+    monkeypatch.setattr(commands, "train_recognizer", begin)
+    return runs
 
 
-def test_the_number_of_photos_chooses_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def stop(*words: object) -> str:
+    with pytest.raises(RunInterruptedError) as stopped:
+        call(*words)
+    return str(stopped.value)
+
+
+def test_the_number_of_photos_chooses_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: list[tuple[RunConfig, Detector | None]]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    people = write_people(tmp_path / "people", images=8)
-    call("run", "--data", "people", *SMALL)
+    people = write_people(tmp_path / "people", images=8, side=112)
+    stop("run", "--data", "people", "--epochs", "1")
     few = read_run_config(tmp_path / "runs" / "people")
     assert (few.name, few.loop.optimizer, few.loop.batch_size) == ("few", "adamw", 16)
     assert (few.loop.epochs, few.distill.teacher, few.distill.weight) == (1, BUNDLED_PACK, 30)
     assert few.data.manifest is None and few.data.aligned
     for i in range(200):  # the same command goes on, though so many would get larger batches
         shutil.copy(people / "p0" / "0.png", people / "p1" / f"more{i}.png")
-    call("run", "--data", "people", *SMALL)
+    stop("run", "--data", "people", "--epochs", "1")
     assert read_run_config(tmp_path / "runs" / "people") == few
     monkeypatch.setattr(commands, "SMALL_SET_IMAGES", 20)
-    call("run", "--data", "people", "--output", "runs/large", "--set", "data.max_identities=2", *SMALL)
-    large = read_run_config(tmp_path / "runs" / "large")
+    stop("run", "--data", "people", "--output", "runs/large")
+    stop("run", "few", "--data", "people", "--output", "runs/named")
+    large, named = (config for config, _ in begun[2:])
     assert (large.name, large.loop.optimizer, large.distill.teacher) == ("compact", "sgd", None)
-    call("run", "few", "--data", "people", "--output", "runs/named", "--set", "data.max_identities=2", *SMALL)
-    assert read_run_config(tmp_path / "runs" / "named").name == "few"
+    assert named.name == "few"
 
 
-def test_the_bundled_pack_aligns_photos_that_are_no_crops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(commands, "_train", lambda config, align_with, threads: seen.append((config, align_with)))
+def test_the_bundled_pack_aligns_photos_that_are_no_crops(
+    tmp_path: Path, begun: list[tuple[RunConfig, Detector | None]]
+) -> None:
+    """A stopped run says how to resume it, with the pack that aligns."""
     people = write_people(tmp_path / "people", side=144)
-    for words in ((), ("--set", "data.crop_px=144"), ("--align-with", tmp_path)):
-        call("run", "--data", people, "--output", tmp_path / "run", *words)
-    assert [(config.data.aligned, align_with) for config, align_with in seen] == [
-        (False, BUNDLED_PACK),
-        (True, None),
-        (False, tmp_path),
+    cases: list[tuple[list[object], bool, str]] = [
+        ([], False, f" --align-with {BUNDLED_PACK}"),
+        (["--set", "data.crop_px=144"], True, ""),
+        (["--align-with", BUNDLED_PACK], False, f" --align-with {BUNDLED_PACK}"),
     ]
+    for i, (words, aligned, option) in enumerate(cases):
+        said = stop("run", "--data", people, "--output", tmp_path / f"run{i}", *words)
+        assert said == f"stopped. Resume with: kith-train resume run{i}{option}"
+        assert (begun[i][0].data.aligned, begun[i][1] is None) == (aligned, aligned)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +154,16 @@ def test_few_photos_get_small_batches_and_many_epochs(
 
 @pytest.mark.parametrize(
     ("size_kb", "file"),
-    [(1000, "crops-"), (1776, "error: No"), (4000, "checkpoint.pt")],
+    [
+        pytest.param(1000, "crops-", marks=pytest.mark.long),
+        pytest.param(1776, "error: No", marks=pytest.mark.long),
+        (4000, "checkpoint.pt"),
+    ],
     ids=["cache", "logs", "checkpoint"],
 )
 def test_a_full_disk_is_one_line(tmp_path: Path, size_kb: int, file: str) -> None:
     """On a file system of its own, the cache of 1,768 kB, then the logs, then the checkpoint of 18 MB fails."""
-    disk, people = tmp_path / "disk", write_people(tmp_path / "people", images=8)
+    disk, people = tmp_path / "disk", write_people(tmp_path / "people", images=8, side=112)
     disk.mkdir()
     program = Path(sys.executable).parent / "kith-train"
     run = f"{program} run smoke --data {people} --folder --output {disk}/run --epochs 1"
@@ -167,18 +191,6 @@ def test_losses_are_listed_with_their_options(capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     assert all(name in printed for name in (*HEADS, *TERMS))
     assert "margin=0.35" in printed
-
-
-def test_a_stopped_run_says_how_to_resume_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object) -> None:
-        raise RunInterruptedError("stopped. Resume with: kith-train resume runs/x")
-
-    monkeypatch.setattr(commands, "train_recognizer", stop)
-    words = ["run", "smoke", "--data", tmp_path, "--output", tmp_path / "x"]
-    with pytest.raises(RunInterruptedError, match=r"resume runs/x$"):
-        call(*words)
-    with pytest.raises(RunInterruptedError, match=rf"resume runs/x --align-with {BUNDLED_PACK}$"):
-        call(*words, "--align-with", BUNDLED_PACK)
 
 
 def test_bounds_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

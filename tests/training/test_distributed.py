@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from tests.conftest import ROOT
 from tests.training.optimization.test_sharded import finish, start
-from tests.training.runs import losses, tiny_run, train_plain, write_people
+from tests.training.runs import SIDE, losses, train_plain, write_people
 from training import distributed
-from training.backbones import build_backbone
-from training.config import RunConfig
 from training.data.identities import load_identities
 from training.data.split import split_identities
-from training.evaluation.embedding import shared_embedder, torch_embedder
+from training.evaluation.embedding import torch_embedder
 from training.losses import PartialFC, build_head
-from training.optimization.loop import fit
-from training.optimization.objective import build_objective
-from training.optimization.run_folder import load_checkpoint, load_run, read_run_config
+from training.optimization.run_folder import load_run, read_run_config
 from training.recipes import smoke
 from training.run.people import HeldOut, figures_of
 
 pytestmark = pytest.mark.long
 
 COMMON = {
+    "data.crop_px": str(SIDE),
     "data.max_identities": "6",
     "data.manifest": "null",
     "data.held_out_photos": "0",
@@ -61,29 +55,6 @@ def two_ranks(folder: Path, output: Path, settings: dict[str, str]) -> None:
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, timeout=TIMEOUT_S, check=False)
     said = [line for line in done.stderr.decode().splitlines() if "img/s" not in line]
     assert done.returncode == 0, "\n".join(said)
-
-
-def test_collectives_and_reads_of_a_step(tmp_path: Path) -> None:
-    """Count collectives and reads of one step, by kind of head."""
-    common = {**COMMON, "loop.epochs": "2"}
-    special: list[dict[str, str]] = [
-        {"head.name": "cosface"},
-        {"head.name": "adacos"},
-        {"head.name": "cosface", "loop.class_sampling": "0.5"},
-        {"head.name": "cosface", "loop.accumulate": "2", "loop.compile": "true"},
-    ]
-    command = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "tests.training.collectives", str(write_people(tmp_path / "people")), str(tmp_path / "runs")]
-    command += [json.dumps({**common, **settings}) for settings in special]
-    done = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-    whole, adacos, partial, parts = map(json.loads, done.stdout.decode().splitlines()[-4:])
-    # Two reads, and an all_reduce before one of them, check loss and gradient on CPUs only.
-    assert whole == {"all_reduce": 3, "reads": 2}
-    assert adacos == {**whole, "all_gather_single": 2}
-    assert partial == {"all_gather_single": 2, "all_reduce": 7, "reduce_scatter_single": 1, "reads": 2}
-    # The second part checks its loss, too. Gradients are exchanged once, also of a compiled network.
-    assert parts == {"all_reduce": 4, "reads": 3}
 
 
 def test_gradients_of_the_head_are_exchanged_while_those_of_the_backbone_are_computed(
@@ -135,60 +106,10 @@ def test_ranks_validate_together(tmp_path: Path) -> None:
     expected = figures_of(HeldOut(split).measure(torch_embedder(network), intervals=True))
     last = {row["measure"]: float(row["value"]) for row in rows if row["step"] == rows[-1]["step"]}
     assert last.keys() == expected.keys()
+    assert (tmp_path / "two" / "worst_pairs.png").exists()
     assert last
     for name, rate in expected.items():
         assert last[name] == pytest.approx(rate if isinstance(rate, float) else rate[0], abs=1e-6), name
-
-
-def test_ranks_validate_one_network(tmp_path: Path) -> None:
-    """Each rank has batch statistics of its own images; those of the first rank are validated and saved."""
-    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "cosface", epochs=1)
-    finish(start(2, config, _keep_validated, "spawn"))
-    first, second = (torch.load(tmp_path / "run" / f"rank-{rank}.pt", weights_only=True) for rank in range(2))
-    saved = load_checkpoint(tmp_path / "run" / "checkpoint.pt")["averaged"]
-    for name, value in saved.items():
-        assert torch.equal(first[name], value), name
-        assert torch.equal(second[name], value), name
-
-
-def _keep_validated(config: RunConfig) -> None:
-    data = load_identities(config.data, config.output.parent / f"cache-{distributed.rank()}")
-    torch.manual_seed(config.loop.seed)
-    backbone, objective = build_backbone(config.backbone), build_objective(config, data.num_classes)
-    config.output.mkdir(exist_ok=True)
-
-    def keep(network: torch.nn.Module, _ended: bool) -> dict[str, float]:
-        torch.save(network.state_dict(), config.output / f"rank-{distributed.rank()}.pt")
-        return {"accuracy": 1.0}
-
-    fit(backbone, objective, data, config, keep)
-
-
-def test_each_rank_embeds_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-
-    class Network(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.eye(2))
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            sizes.append(len(images))
-            return images[:, :2, 0, 0] @ self.weight
-
-    crops = np.random.default_rng(3).integers(0, 255, (7, 4, 4, 3), np.uint8)
-    whole = torch_embedder(Network())(crops)
-    for rank, share in ((0, 4), (1, 3)):
-        sizes.clear()
-        monkeypatch.setattr(distributed, "world_size", lambda: 2)
-        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        monkeypatch.setattr(
-            distributed, "all_gather_parts", lambda part, count: torch.cat([part, torch.zeros(9, 2)])[:count]
-        )
-        vectors = shared_embedder(Network())(crops)
-        assert sizes == [share]
-        assert vectors.shape == whole.shape
-        assert np.array_equal(vectors[:share], whole[distributed.split_evenly(7, rank, 2)])
 
 
 def values(output: Path) -> list[tuple[float, float]]:
@@ -248,15 +169,6 @@ def test_parts_are_contiguous_and_complete() -> None:
         assert [i for part in parts for i in range(count)[part]] == list(range(count))
         sizes = [part.stop - part.start for part in parts]
         assert max(sizes) - min(sizes) <= 1
-
-
-def test_collectives_of_one_process_are_the_identity() -> None:
-    rows = torch.randn(3, 2, requires_grad=True)
-    assert torch.equal(distributed.all_gather(rows), rows)
-    assert distributed.all_gather_sum_grad(rows) is rows
-    assert distributed.broadcast_decision(True)
-    assert not distributed.broadcast_decision(False)
-    assert float(distributed.all_reduce_sum(torch.tensor(2.0))) == 2.0
 
 
 def test_a_sharded_head_needs_enough_classes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from models.vision.specs import DetectionSpec
 from tests.training.evaluation.cfp_files import write_cfp
 from tests.training.evaluation.test_benchmarks import write_lists
-from tests.training.runs import tiny_run, write_people
+from tests.training.runs import SIDE, tiny_run, write_people
 from tools import paper_figures as figures
 from tools.paper_figures import (
     PEOPLE,
@@ -37,10 +37,11 @@ def softmax() -> Toy:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("pictures")
 def test_every_figure_is_drawn(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     train_recognizer(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", epochs=1))
     files = write_lists(tmp_path / "lfw", rng)
-    crops = rng.integers(0, 255, (len(files), 112, 112, 3), dtype=np.uint8)
+    crops = rng.integers(0, 255, (len(files), SIDE, SIDE, 3), dtype=np.uint8)
     seen = np.arange(len(files)) > 0
 
     def aligned(root: Path, detection: DetectionSpec, *_: object) -> LfwCrops:

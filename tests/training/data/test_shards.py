@@ -39,7 +39,7 @@ def shard_of(folder: Path, *members: tuple[str, bytes]) -> Path:
 @pytest.mark.parametrize("name", ["{person}-{photo}", "{person}/{photo}", "deep.er/{person}.x/{photo}"])
 @pytest.mark.parametrize("packed", [".", "*"])
 def test_a_shard_made_by_tar(tmp_path: Path, name: str, packed: str) -> None:
-    people = write_people(tmp_path / "people")
+    people = write_people(tmp_path / "people", side=112)
     samples(people, tmp_path / "samples", name)
     (tmp_path / "samples" / "README").write_text("text")
     (tmp_path / "samples" / "._x.png").write_bytes(b"\0\5\x16\7")

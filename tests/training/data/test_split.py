@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.training.runs import tiny_run
+from tests.training.runs import SIDE, tiny_run
 from training.config import ConfigError, DataConfig
 from training.data import split as split_module
 from training.data.identities import IdentitySet, load_identities
@@ -23,12 +23,12 @@ def write_photos(root: Path, people: int = PEOPLE, photos: int = PHOTOS) -> Path
     for person in range(people):
         (root / f"p{person:02}").mkdir(parents=True)
         for i in range(photos):
-            cv2.imwrite(str(root / f"p{person:02}" / f"{i}.png"), np.full((112, 112, 3), [0, i, person], np.uint8))
+            cv2.imwrite(str(root / f"p{person:02}" / f"{i}.png"), np.full((SIDE, SIDE, 3), [0, i, person], np.uint8))
     return root
 
 
 def split(root: Path, cache: Path, people: float = 0.2, photos: float = 0.2, seed: int = 7) -> Split:
-    config = DataConfig(root, None, held_out_people=people, held_out_photos=photos)
+    config = DataConfig(root, None, crop_px=SIDE, held_out_people=people, held_out_photos=photos)
     return split_identities(load_identities(config, cache), config, seed)
 
 
@@ -77,7 +77,7 @@ def test_further_photos_leave_the_split(tmp_path: Path) -> None:
     root = write_photos(tmp_path / "photos")
     before = split(root, tmp_path / "cache")
     for person in ("p03", "p04", "p11"):
-        cv2.imwrite(str(root / person / "9.png"), np.full((112, 112, 3), [0, 9, int(person[1:])], np.uint8))
+        cv2.imwrite(str(root / person / "9.png"), np.full((SIDE, SIDE, 3), [0, 9, int(person[1:])], np.uint8))
     after = split(root, tmp_path / "cache")
     new = {"p03/9.png", "p04/9.png", "p11/9.png"}
     assert members(after.people) - new == members(before.people)
@@ -97,7 +97,7 @@ def test_zero_holds_out_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("count", "photos"), [(2, 2), (3, 1), (5, 2), (6, 4)])
 def test_small_sets_are_trained_on_whole(tmp_path: Path, count: int, photos: int) -> None:
     root = write_photos(tmp_path / "photos", count, photos)
-    config = DataConfig(root, None, min_images=1)  # with the defaults
+    config = DataConfig(root, None, crop_px=SIDE, min_images=1)  # with the defaults
     found = split_identities(load_identities(config, tmp_path / "cache"), config, 7)
     assert found.people is None
     assert found.train.num_classes == count
@@ -116,7 +116,7 @@ def test_large_sets_hold_out_a_limited_number(tmp_path: Path, monkeypatch: pytes
 def test_streamed_crops_are_split_alike(tmp_path: Path) -> None:
     root = write_photos(tmp_path / "photos")
     whole = split(root, tmp_path / "cache")
-    config = DataConfig(root, None, workers=1, held_out_people=0.2, held_out_photos=0.2)
+    config = DataConfig(root, None, crop_px=SIDE, workers=1, held_out_people=0.2, held_out_photos=0.2)
     streamed = split_identities(load_identities(config, tmp_path / "cache"), config, 7)
     for one, other in ((whole.people, streamed.people), (whole.photos, streamed.photos), (whole.train, streamed.train)):
         assert members(one) == members(other)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.training.mxnet_files import write_faces
-from tests.training.runs import IMAGES, PEOPLE, losses, tiny_run, write_people
+from tests.training.runs import IMAGES, PEOPLE, SIDE, losses, tiny_run, write_people
 from training.config import ConfigError, DataConfig, RunConfig
 from training.data.batches import Batches
 from training.data.identities import load_identities
@@ -37,7 +37,7 @@ def write_shards(folder: Path, people: Path) -> Path:
 
 
 def with_workers(config: RunConfig, root: Path, workers: int = 2) -> RunConfig:
-    return replace(config, data=DataConfig(root, manifest=None, workers=workers))
+    return replace(config, data=DataConfig(root, manifest=None, crop_px=SIDE, workers=workers))
 
 
 @pytest.mark.parametrize("kind", ["folder", "records", "shards"])

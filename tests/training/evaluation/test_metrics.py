@@ -33,15 +33,17 @@ from training.evaluation.metrics import (
     template_similarities,
 )
 
+Pairs = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]
+
 
 @pytest.fixture
-def pairs(rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
+def pairs(rng: np.random.Generator) -> Pairs:
     same = rng.random(2000) < 0.5
     similarities = np.round(rng.normal(np.where(same, 0.4, 0.0), 0.2), 2)  # rounded: ties
     return similarities, same, np.arange(2000) % 10
 
 
-def test_best_threshold(pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]) -> None:
+def test_best_threshold(pairs: Pairs) -> None:
     similarities, same, _ = pairs
     ours = ((similarities >= best_threshold(similarities, same)) == same).mean()
     loop = max(((similarities >= t) == same).mean() for t in [*np.unique(similarities), 9.0])
@@ -49,7 +51,7 @@ def test_best_threshold(pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDA
 
 
 def test_each_fold_uses_the_threshold_of_the_others(
-    pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]],
+    pairs: Pairs,
 ) -> None:
     similarities, same, folds = pairs
     result = fold_accuracy(similarities, same, folds)
@@ -62,7 +64,7 @@ def test_each_fold_uses_the_threshold_of_the_others(
 
 
 @pytest.mark.parametrize("far", [0.001, 0.01, 0.1, 1.0])
-def test_tar_at_far(pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]], far: float) -> None:
+def test_tar_at_far(pairs: Pairs, far: float) -> None:
     similarities, same, _ = pairs
     best = 0.0
     for t in [*np.unique(similarities), 9.0]:
@@ -71,7 +73,7 @@ def test_tar_at_far(pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray
     assert tar_at_far(similarities, same, far) == pytest.approx(best)
 
 
-def test_equal_error_rate(pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]) -> None:
+def test_equal_error_rate(pairs: Pairs) -> None:
     similarities, same, _ = pairs
     rates = [((similarities[~same] >= t).mean(), (similarities[same] < t).mean()) for t in np.unique(similarities)]
     nearest = min(rates, key=lambda r: abs(r[0] - r[1]))
@@ -116,7 +118,7 @@ def rounded_units(rng: np.random.Generator, n: int, d: int = 3) -> NDArray[np.fl
     return np.asarray(v / np.linalg.norm(v, axis=1, keepdims=True))
 
 
-def test_roc_equals_scikit_learn(pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]) -> None:
+def test_roc_equals_scikit_learn(pairs: Pairs) -> None:
     similarities, same, _ = pairs
     ours = roc(similarities, same)
     fmr, tar, thresholds = roc_curve(same, similarities, drop_intermediate=False)
@@ -306,7 +308,7 @@ def test_the_width_of_an_interval_matches_the_formula(rng: np.random.Generator) 
 
 
 def test_fold_decisions_match_fold_accuracy(
-    pairs: tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]],
+    pairs: Pairs,
 ) -> None:
     similarities, same, folds = pairs
     decided = fold_decisions(similarities, same, folds)

@@ -15,12 +15,11 @@ from models.pack.loading import BUNDLED_PACK
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
 from tests.conftest import photo_array
-from tests.training.runs import tiny_run, write_people
+from tests.training.runs import SIDE
 from training.cli.commands import app
 from training.config import ConfigError
 from training.evaluation.people import evaluate_people
 from training.run import people as people_module
-from training.run.train import train_recognizer
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -49,6 +48,7 @@ def photos(detector: Detector, tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_pack_is_measured_on_photos(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +76,7 @@ def test_crops_of_a_manifest_give_the_figures_of_the_network(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with (data / "celeba" / "manifest.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))[:400]
+        rows = list(csv.DictReader(stream))[:60]
     root = tmp_path / "crops"
     root.mkdir()
     with (root / "manifest.csv").open("w", newline="") as stream:
@@ -94,37 +94,30 @@ def test_crops_of_a_manifest_give_the_figures_of_the_network(
     assert f"rank-1 │ {rank1:.2%}" in printed
 
 
-def test_a_run_and_its_export_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = write_people(tmp_path / "people")
-    train_recognizer(tiny_run(root, tmp_path / "run", epochs=1))
-    exported = tmp_path / "recognizer.onnx"
-    call(capsys, "export", tmp_path / "run", "--output", exported, "--precision", "fp32")
-    of_run, of_export = (
-        call(capsys, "evaluate", m, "--people", root, "--aligned") for m in (tmp_path / "run", exported)
-    )
+def test_a_run_and_its_export_agree(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, root, exported = finished / "run", finished / "people", tmp_path / "recognizer.onnx"
+    call(capsys, "export", run, "--output", exported, "--precision", "fp32")
+    of_run, of_export = (call(capsys, "evaluate", m, "--people", root, "--aligned") for m in (run, exported))
     assert "6 people, 24 photos" in of_run
     assert "TAR at FAR 0.01" in of_run
     assert of_run == of_export
 
 
 def test_large_folders_are_measured_in_part(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = write_people(tmp_path / "people")
-    train_recognizer(tiny_run(root, tmp_path / "run", epochs=1))
     monkeypatch.setattr(people_module, "MAX_PHOTOS", 9)
     monkeypatch.setattr(people_module, "MAX_PHOTOS_PER_PERSON", 3)
-    assert "3 people, 9 photos" in call(capsys, "evaluate", tmp_path / "run", "--people", root, "--aligned")
+    words = ("evaluate", finished / "run", "--people", finished / "people", "--aligned")
+    assert "3 people, 9 photos" in call(capsys, *words)
 
 
-def test_what_cannot_be_measured_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = write_people(tmp_path / "people")
-    train_recognizer(tiny_run(root, tmp_path / "run", epochs=1))
+def test_what_cannot_be_measured_is_named(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "one" / "ada").mkdir(parents=True)
-    cv2.imwrite(str(tmp_path / "one" / "ada" / "1.png"), np.zeros((112, 112, 3), np.uint8))
+    cv2.imwrite(str(tmp_path / "one" / "ada" / "1.png"), np.zeros((SIDE, SIDE, 3), np.uint8))
     with pytest.raises(ConfigError, match="fewer than two people"):
-        call(capsys, "evaluate", tmp_path / "run", "--people", tmp_path / "one", "--aligned")
+        call(capsys, "evaluate", finished / "run", "--people", tmp_path / "one", "--aligned")
     with pytest.raises(ConfigError, match="need --people"):
-        call(capsys, "evaluate", tmp_path / "run", "--aligned")
+        call(capsys, "evaluate", finished / "run", "--aligned")
     with pytest.raises(ConfigError, match="holds out nothing"):
-        call(capsys, "evaluate", tmp_path / "run")
+        call(capsys, "evaluate", finished / "run")

@@ -117,7 +117,10 @@ def equal(found: Tensor, wanted: Tensor) -> None:
     assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("name", [*LAYERS, "mobilefacenet"])
+DEEP = [pytest.param(name, marks=pytest.mark.long) for name in LAYERS if name != "iresnet18"]
+
+
+@pytest.mark.parametrize("name", ["iresnet18", "mobilefacenet", *DEEP])
 @torch.no_grad()
 def test_outputs_are_equal_both_ways(tmp_path: Path, name: BackboneName) -> None:
     net = Reference()
@@ -159,16 +162,15 @@ def small(folder: Path, classes: int | None = None, ranks: int = 1) -> tuple[Pat
 
 def continued(tmp_path: Path, class_sampling: float = 0.0) -> RunConfig:
     backbone = BackboneConfig("mobilefacenet", embedding_dim=16, weights=tmp_path / "imported")
-    base = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "cosface", epochs=1)
+    base = tiny_run(write_people(tmp_path / "people", side=112), tmp_path / "run", "cosface", epochs=1)
     loop = replace(base.loop, learning_rate=1e-9, class_sampling=class_sampling)
-    return replace(base, backbone=backbone, loop=loop)
+    return replace(base, data=replace(base.data, crop_px=112), backbone=backbone, loop=loop)
 
 
-@pytest.mark.parametrize("class_sampling", [0.0, 1.0])
-def test_a_run_continues_with_weights_and_class_centers(tmp_path: Path, class_sampling: float) -> None:
+def test_a_run_continues_with_weights_and_class_centers(tmp_path: Path) -> None:
     path, net = small(tmp_path, PEOPLE, ranks=4)
     assert import_weights(path, "mobilefacenet", tmp_path / "imported") == PEOPLE
-    config = continued(tmp_path, class_sampling)
+    config = continued(tmp_path, class_sampling=1.0)
     checkpoint = train_recognizer(config)
     trained = checkpoint.backbone.state_dict()
     equal(trained["stem.0.0.weight"], net.weights["layers.0.layers.0.weight"])

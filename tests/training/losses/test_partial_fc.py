@@ -16,8 +16,14 @@ from torch import Tensor
 
 from tests.training.losses import derivations as paper
 from tests.training.losses import test_losses as oracle
+from tests.training.runs import TINY, tiny_run
+from training.backbones import build_backbone
 from training.config import HeadConfig
+from training.errors import NonFiniteLossError
 from training.losses import HEADS, CosineHead, Head, PartialFC, build_head
+from training.optimization.objective import build_objective
+from training.optimization.run_folder import CHECKPOINT, load_checkpoint
+from training.optimization.state import TrainingState
 
 DIM, CLASSES, BATCH, WORLD = 8, 7, 12, 2
 TIMEOUT: Final = timedelta(seconds=240)
@@ -100,12 +106,34 @@ def one_rank(rank: int, folder: Path) -> None:
         results[name] = outcome(build(name), x_BD[part], labels_B[part], seed=5 + rank)
     for name in (*oracle.HEAD_CASES, *oracle.TERM_CASES):
         results[f"paper {name}"] = paper_outcome(name, slice(5 * rank, 5 * rank + 5))
+    results["refusal"] = break_the_second_rank(rank, folder / "run")
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
+def break_the_second_rank(rank: int, folder: Path) -> str:
+    """Save a checkpoint, then another one after a class of the second rank is infinite. Return what is raised."""
+    folder.mkdir(exist_ok=True)
+    config = tiny_run(folder, folder, "cosface", class_sampling=1.0, sharded_checkpoint=True)
+    objective = build_objective(config, CLASSES)
+    state = TrainingState(build_backbone(TINY), objective, config.loop, torch.device("cpu"))
+    state.loss = 1.0
+    state.save(folder / CHECKPOINT)
+    state.step += 1
+    if rank == 1:
+        assert isinstance(objective.head, PartialFC)
+        objective.head.table_PD[0, 0] = float("inf")
+    try:
+        state.save(folder / CHECKPOINT)
+    except NonFiniteLossError as error:
+        return str(error)
+    finally:
+        state.close()
+    return "saved"
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder, spawn = tmp_path_factory.mktemp("ranks"), multiprocessing.get_context("spawn")
     processes = [spawn.Process(target=one_rank, args=(rank, folder)) for rank in range(WORLD)]
     for process in processes:
@@ -116,11 +144,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, 
     for process in processes:
         process.kill()
     assert codes == [0] * WORLD, "a rank failed, or hangs (None)"
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+    return [{**torch.load(folder / f"{rank}.pt", weights_only=True), "folder": folder} for rank in range(WORLD)]
 
 
 @pytest.mark.parametrize("name", [*oracle.HEAD_CASES, *oracle.TERM_CASES])
-def test_two_ranks_match_the_paper(name: str, ranks: list[dict[str, dict[str, Tensor]]]) -> None:
+def test_two_ranks_match_the_paper(name: str, ranks: list[dict[str, Any]]) -> None:
     x, w, y = paper_batch()
     cases: Any = {**oracle.HEAD_CASES, **oracle.TERM_CASES}
     make, expected = cases[name]
@@ -132,13 +160,22 @@ def test_two_ranks_match_the_paper(name: str, ranks: list[dict[str, dict[str, Te
 
 
 @pytest.mark.parametrize("name", [*CASES, *WHOLE, *WHOLE_COSINE])
-def test_two_ranks_equal_one_process(name: str, ranks: list[dict[str, dict[str, Tensor]]]) -> None:
+def test_two_ranks_equal_one_process(name: str, ranks: list[dict[str, Any]]) -> None:
     expected = outcome(build(name), *batch(), seed=5)
     losses = torch.stack([result[name]["loss"] for result in ranks])
     torch.testing.assert_close(losses.mean(), expected["loss"])
     # Gradients of a rank are multiplied by the number of ranks, since they are averaged afterwards.
     gradient = torch.cat([result[name]["gradient"] for result in ranks]) / WORLD
     torch.testing.assert_close(gradient, expected["gradient"], rtol=1e-6, atol=1e-9)
+
+
+def test_a_rank_with_infinite_weights_stops_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    """Each rank holds its classes only: the first one, which writes, sees finite values."""
+    for result, named in zip(ranks, ("values of another rank", "shards.weight"), strict=True):
+        assert f"step 1 is not saved, because values are not finite: {named}. " in result["refusal"]
+    run = ranks[0]["folder"] / "run"
+    assert load_checkpoint(run / CHECKPOINT)["step"] == 0
+    assert [folder.name for folder in run.glob("classifier-*")] == ["classifier-0"]
 
 
 def test_every_shardable_head_is_compared() -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from models.pack.manifest import ModelPack
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, realign_crops
 from models.vision.recognition import Recognizer
-from tests.training.runs import TINY, losses, tiny_run, write_people
+from tests.training.runs import SIDE, TINY, losses, tiny_run, write_people
 from training.backbones import build_backbone
 from training.config import ConfigError, DistillConfig, TermConfig
 from training.data.identities import load_identities
@@ -89,7 +89,7 @@ def test_a_student_comes_closer_to_its_teacher(folder: Path, tmp_path: Path) -> 
     assert curve[-6:].mean() < 0.7 * curve[:3].mean()
     crops = load_identities(student.data, tmp_path / "cache").crops_NHWC.copy()
     taught, untaught = (
-        torch_embedder(network) for network in (load_run(tmp_path / "student")[1], build_backbone(TINY).eval())
+        torch_embedder(network) for network in (load_run(tmp_path / "student")[1], build_backbone(TINY, SIDE).eval())
     )
     teacher = load_teacher(tmp_path / "teacher")(to_tensor(crops)).numpy()
     assert (taught(crops) * teacher).sum(1).mean() > (untaught(crops) * teacher).sum(1).mean() + 0.2

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.runs import PLAIN, losses, tiny_run, train_plain
+from tests.training.runs import PLAIN, SIDE, losses, tiny_run, train_plain
 from training import distributed
 from training.config import ConfigError, HeadConfig, RunConfig
 from training.optimization.run_folder import load_checkpoint
@@ -38,7 +38,7 @@ def write_many(root: Path) -> Path:
     for person in range(PEOPLE):
         (root / f"p{person:02}").mkdir(parents=True)
         for i in range(2):
-            image = np.clip(rng.integers(0, 255, 3) + rng.normal(0, 20, (112, 112, 3)), 0, 255).astype(np.uint8)
+            image = np.clip(rng.integers(0, 255, 3) + rng.normal(0, 20, (SIDE, SIDE, 3)), 0, 255).astype(np.uint8)
             cv2.imwrite(str(root / f"p{person:02}" / f"{i}.png"), image)
     return root
 
@@ -109,15 +109,3 @@ def test_eight_ranks_killed_resume_at_four(tmp_path: Path) -> None:
     assert torch.allclose(weights[0], weights[1], atol=1e-2)
     with pytest.raises(ConfigError, match=r"loop\.class_sampling"):
         train_recognizer(replace(config("run"), loop=replace(config("run").loop, class_sampling=0.0)))
-
-
-def test_one_process_resumes_from_shards(tmp_path: Path) -> None:
-    people = write_many(tmp_path / "people")
-    results = []
-    for name, epochs in (("whole", (4,)), ("parts", (2, 4))):
-        for count in epochs:
-            config = tiny_run(people, tmp_path / name, "cosface", epochs=count, schedule="step")
-            loop = replace(config.loop, class_sampling=0.5, sharded_checkpoint=True, milestones=(), warmup=0.0)
-            train_recognizer(replace(config, loop=loop))
-        results.append(losses(tmp_path / name))
-    assert results[0] == results[1]

@@ -15,17 +15,20 @@ import torch
 
 from tests.training.data.test_split import write_photos
 from tests.training.optimization.test_loop import InterruptedRunError, cut_at
-from tests.training.optimization.test_sharded import finish, start
-from tests.training.runs import tiny_run
+from tests.training.runs import SIDE, tiny_run
 from training.cli.commands import app
 from training.config import RunConfig
 from training.evaluation import plots
 from training.optimization import loop as loop_module
+from training.optimization.loop import Checkpoint
+from training.optimization.run_folder import load_checkpoint
 from training.run.train import train_recognizer
 
+pytestmark = pytest.mark.usefixtures("pictures")
 
-def held_out_run(root: Path, output: Path, epochs: int = 2) -> RunConfig:
-    config = tiny_run(root, output, "cosface", epochs=epochs)
+
+def held_out_run(root: Path, output: Path) -> RunConfig:
+    config = tiny_run(root, output, "cosface", epochs=2)
     loop = replace(config.loop, batch_size=32)
     return replace(config, loop=loop, data=replace(config.data, held_out_people=0.5, held_out_photos=0.3))
 
@@ -37,8 +40,15 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for person in sorted(root.iterdir()):
         color = rng.integers(40, 215, 3)
         for file in person.iterdir():
-            cv2.imwrite(str(file), np.clip(color + rng.normal(0, 20, (112, 112, 3)), 0, 255).astype(np.uint8))
+            cv2.imwrite(str(file), np.clip(color + rng.normal(0, 20, (SIDE, SIDE, 3)), 0, 255).astype(np.uint8))
     return root
+
+
+@pytest.fixture(scope="module")
+def whole(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """An uninterrupted run."""
+    torch.set_num_threads(1)
+    return train_recognizer(held_out_run(photos, tmp_path_factory.mktemp("runs") / "whole"))
 
 
 def rows(output: Path) -> list[Mapping[str, str]]:
@@ -46,25 +56,19 @@ def rows(output: Path) -> list[Mapping[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def test_a_run_is_measured_on_what_it_is_not_trained_on(photos: Path, tmp_path: Path) -> None:
-    config = held_out_run(photos, tmp_path / "run")
-    checkpoint = train_recognizer(config)
-    assert checkpoint.head.class_weights().shape[0] == 10  # type: ignore[union-attr]
-    found = rows(tmp_path / "run")
-    measures = {row["measure"] for row in found}
-    assert {
-        f"held-out {part} {name}" for part in ("people", "photos") for name in ("TAR at FAR 0.01", "rank-1")
-    } <= measures
-    steps = sorted({int(row["step"]) for row in found})
-    assert steps == [checkpoint.step // 2, checkpoint.step]
+def test_a_run_is_measured_on_what_it_is_not_trained_on(whole: Checkpoint) -> None:
+    assert whole.head.class_weights().shape[0] == 10  # type: ignore[union-attr]
+    found = rows(whole.path.parent)
+    for part in ("people", "photos"):
+        assert {f"held-out {part} {name}" for name in ("TAR at FAR 0.01", "rank-1")} <= {r["measure"] for r in found}
+    assert sorted({int(row["step"]) for row in found}) == [whole.step // 2, whole.step]
     for row in found:
-        ended = int(row["step"]) == checkpoint.step
+        ended = int(row["step"]) == whole.step
         assert 0 <= float(row["value"]) <= 1
         if ended and row["measure"].startswith("held-out people"):
             assert float(row["low"]) <= float(row["value"]) <= float(row["high"])
-        if not ended:
-            assert row["low"] == row["high"] == ""
-    picture = cv2.imread(str(tmp_path / "run" / "worst_pairs.png"))
+        assert ended or row["low"] == row["high"] == ""
+    picture = cv2.imread(str(whole.path.with_name("worst_pairs.png")))
     assert picture is not None
     assert picture.shape[0] > 400
 
@@ -82,53 +86,42 @@ def written(output: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("where", ["middle", "end"])
 def test_a_resumed_run_writes_what_an_uninterrupted_one_does(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    photos: Path, whole: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """In the middle of an epoch, and after the last step, before the pictures."""
     monkeypatch.setattr(loop_module, "_time_to_save", lambda step, due: step % 2 == 0)
-    whole = train_recognizer(held_out_run(photos, tmp_path / "whole"))
+    cut, expected = held_out_run(photos, tmp_path / "cut"), written(whole.path.parent)
     with monkeypatch.context() as patch:
         if where == "middle":
             cut_at(patch, epoch=1, position=0)
         else:
-            patch.setattr("training.evaluation.plots.loss_curves", _stop)
+            patch.setattr(plots, "loss_curves", _stop)
         with pytest.raises(InterruptedRunError):
-            train_recognizer(held_out_run(photos, tmp_path / "cut"))
-    assert written(tmp_path / "cut") != written(tmp_path / "whole")
-    resumed = train_recognizer(held_out_run(photos, tmp_path / "cut"))
-    assert written(tmp_path / "cut") == written(tmp_path / "whole")
-    assert {"angles.csv", "losses.csv", "losses.png", "validation.csv", "worst_pairs.png"} == written(
-        tmp_path / "whole"
-    ).keys()
+            train_recognizer(cut)
+    assert written(cut.output) != expected
+    resumed = train_recognizer(cut)
+    assert written(cut.output) == expected
+    assert {"angles.csv", "losses.csv", "losses.png", "validation.csv", "worst_pairs.png"} == expected.keys()
     assert (resumed.step, resumed.loss) == (whole.step, whole.loss)
-    kept = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("whole", "cut")]
-    assert all(torch.equal(value, kept[1]["averaged"][name]) for name, value in kept[0]["averaged"].items())
-    # Once more, after the end.
-    train_recognizer(held_out_run(photos, tmp_path / "cut"))
-    assert written(tmp_path / "cut") == written(tmp_path / "whole")
+    kept = [load_checkpoint(one.path)["averaged"] for one in (whole, resumed)]
+    assert all(torch.equal(value, kept[1][name]) for name, value in kept[0].items())
+    if where == "end":
+        train_recognizer(cut)  # once more, after the end
+        assert written(cut.output) == expected
 
 
 def _stop(path: Path) -> plots.Figure:
     raise InterruptedRunError
 
 
-def test_the_first_rank_measures_for_all(photos: Path, tmp_path: Path) -> None:
-    config = held_out_run(photos, tmp_path / "two", epochs=1)
-    finish(start(2, config, method="spawn"))
-    assert {row["step"] for row in rows(tmp_path / "two")} == {"1"}
-    assert (tmp_path / "two" / "worst_pairs.png").exists()
-
-
 def test_a_report_shows_the_people_and_photos_held_out(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train_recognizer(held_out_run(photos, tmp_path / "run"))
-    capsys.readouterr()
     report = tmp_path / "report.json"
-    app(["evaluate", str(tmp_path / "run"), "--report", str(report)], standalone_mode=False)
+    app(["evaluate", str(whole.path.parent), "--report", str(report)], standalone_mode=False)
     printed = " ".join(capsys.readouterr().out.split())
     found = {one["title"]: one["rates"] for one in json.loads(report.read_text())["people"]}
-    last = [row for row in rows(tmp_path / "run") if row["low"]]
+    last = [row for row in rows(whole.path.parent) if row["low"]]
     assert len(last) > 3
     for row in last:
         title = "held-out people" if row["measure"].startswith("held-out people") else "held-out photos"
