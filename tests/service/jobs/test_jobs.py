@@ -23,6 +23,7 @@ from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.jobs import runner as runner_module
 from service.jobs.runner import MAX_ATTEMPTS, JobContext, JobKind, Runner
 from service.settings import Settings
+from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.tables import jobs
 from service.storage.privacy.backup import back_up, restore
@@ -145,7 +146,7 @@ def test_a_lease_is_kept_by_renewing_it(store: JobStore, gallery: Gallery) -> No
     assert taken(store, "other").attempts == 0
 
 
-def test_canceling(store: JobStore, gallery: Gallery) -> None:
+def test_canceling(store: JobStore, database: Database, gallery: Gallery) -> None:
     waiting = store.create(gallery, "work", {})
     assert store.cancel(waiting.id).state == "canceled"
     assert store.claim("p", 60) is None
@@ -156,6 +157,8 @@ def test_canceling(store: JobStore, gallery: Gallery) -> None:
     assert store.record(job, [], 1)
     store.finish(job, "canceled")
     assert store.cancel(job.id).state == "canceled"
+    lines = listed_lines(database, AuditFilter(gallery.pk), None, 9)
+    assert [line.details["job"] for line in lines if line.event == "job_canceled"] == [job.id, waiting.id]
     with raises_code("job_not_found"):
         store.cancel("0" * 32)
 
