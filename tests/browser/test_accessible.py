@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from kith import Kith
@@ -44,21 +43,25 @@ def settled(page: Page) -> None:
     expect(page.locator(".waiting")).to_have_count(0)
 
 
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_axe_finds_no_fault_in_either_theme_and_nothing_is_too_wide(visit: Opener, populated: str, place: str) -> None:
+def test_axe_finds_no_fault_in_either_theme_and_nothing_is_too_wide(visit: Opener, populated: str) -> None:
+    """Each page has a name of its own and one first heading. Pages without data share the name of their kind."""
     page = visit(populated)
-    page.goto(f"{populated}/console#{place}")
-    settled(page)
-    found = []
-    for theme in ("light", "dark"):
-        page.emulate_media(color_scheme=theme)
-        for window in (DESK, PHONE):
-            page.set_viewport_size(window)  # type: ignore[arg-type]
-            found += [f"{theme} {window['width']}: {fault}" for fault in faults(page)]
+    found, names = [], set()
+    for name, place in PLACES.items():
+        page.goto(f"{populated}/console#{place}")
+        settled(page)
+        assert page.get_by_role("heading", level=1).count() == 1, name
+        names.add(page.title())
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            for window in (DESK, PHONE):
+                page.set_viewport_size(window)  # type: ignore[arg-type]
+                found += [f"{name}, {theme} {window['width']}: {fault}" for fault in faults(page)]
+        for width in (320, 640, 1280):  # 640: the width of a window of 1280 at 200 % zoom
+            page.set_viewport_size({"width": width, "height": 800})
+            assert overflow(page) == 0, (name, width)
     assert found == []
-    for width in (320, 640, 1280):  # 640: the width of a window of 1280 at 200 % zoom
-        page.set_viewport_size({"width": width, "height": 800})
-        assert overflow(page) == 0, width
+    assert len(names) >= len(PLACES) - 4
 
 
 def test_a_long_name_and_a_long_id_widen_nothing(visit: Opener, service: str, photos: dict[str, Path]) -> None:
@@ -117,17 +120,6 @@ def test_the_button_that_enrolls_is_above_the_fold(visit: Opener, populated: str
     expect(page.get_by_text("photo of a face")).to_be_visible()
     page.evaluate("scrollTo(0, 0)")
     expect(page.get_by_role("main").get_by_role("button", name="Enroll", exact=True)).to_be_in_viewport(ratio=1)
-
-
-def test_each_page_says_its_name_and_has_one_first_heading(visit: Opener, populated: str) -> None:
-    page = visit(populated)
-    names = set()
-    for place in PLACES.values():
-        page.goto(f"{populated}/console#{place}")
-        settled(page)
-        assert page.get_by_role("heading", level=1).count() == 1
-        names.add(page.title())
-    assert len(names) >= len(PLACES) - 4  # pages without data share the name of their kind
 
 
 def test_who_follows_a_link_is_at_the_new_page_s_name(visit: Opener, populated: str) -> None:
