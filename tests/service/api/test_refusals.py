@@ -228,7 +228,7 @@ def field_rows() -> Iterator[Row]:
         {"images": ["AAAA"], "embeddings": [[1.0]] * 1001},
     ):
         yield f"POST {IDENTIFY}", {"json": options}, "" if "images" in options else next(iter(options))
-    yield f"POST {IDENTIFY}", {"json": {}}, "at least one of"
+    yield f"POST {IDENTIFY}", {"json": {}}, "at least one photo"
     for number in ("NaN", "Infinity", "-Infinity", "1e999", "null"):
         vector = f'{{"embeddings": [[{", ".join([number] * BUNDLED_DIMENSION)}]]}}'.encode()
         for path in (IDENTIFY, ENROLL):

@@ -494,7 +494,7 @@ def test_an_unexpected_error_is_answered_counted_and_logged_once(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    with counted_problems(guarded.url, {"internal": 1}), caplog.at_level(logging.INFO), monkeypatch.context() as patch:
+    with caplog.at_level(logging.INFO), counted_problems(guarded.url, {"internal": 1}), monkeypatch.context() as patch:
         if place == "gate":
             patch.setattr(Authenticator, "authenticate", fail)
         else:
@@ -540,8 +540,8 @@ def test_an_error_in_a_stream_cuts_it_and_is_counted(
 def test_unknown_paths_and_methods_are_counted(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
     expected = ["not_found", "not_found", "method_not_allowed", "request_too_large"]
     with (
-        counted_problems(guarded.url, Counter(expected)),
         caplog.at_level(logging.INFO),
+        counted_problems(guarded.url, Counter(expected)),
         httpx.Client(base_url=guarded.url, headers={"X-API-Key": KEY}) as http,
     ):
         for method, path in (("GET", "/nowhere"), ("GET", "/console/absent"), ("PUT", "/v1/galleries")):

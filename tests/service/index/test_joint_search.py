@@ -144,7 +144,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         (1, MAX_INLINE_FLOATS, False, "kith-server"),
         (1, MAX_INLINE_FLOATS, True, "blocking"),
         (1, 0, False, "blocking"),
-        (20, MAX_INLINE_FLOATS, False, "blocking"),
+        (30, MAX_INLINE_FLOATS, False, "blocking"),
     ],
 )
 def test_only_a_short_search_in_memory_runs_on_the_event_loop(
