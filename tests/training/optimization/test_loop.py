@@ -153,7 +153,12 @@ def test_an_interrupted_run_resumes_with_equal_losses(
 def test_a_killed_run_resumes_with_equal_losses(folder: Path, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "kith-train")]
     settings = {"backbone.widths": "[16,16,16]", "backbone.stem": "16", "backbone.depths": "[1,1,1]"}
-    settings |= {"loop.batch_size": "8", "loop.checkpoint_seconds": "0.2", "data.max_identities": "6"}
+    settings |= {
+        "loop.batch_size": "8",
+        "loop.checkpoint_seconds": "0.2",
+        "data.max_identities": "6",
+        "data.crop_px": "32",
+    }
     arguments = ["--data", str(folder), "--folder", "--epochs", "40", "--threads", "1"]
     for key, value in settings.items():
         arguments += ["--set", f"{key}={value}"]
@@ -414,6 +419,15 @@ def test_sampled_classes_are_those_of_the_batch_and_some_others(folder: Path, tm
     assert moved[labels].all()
     # At s = 64 the gradient of a far class may be below the precision of its weight.
     assert 3 < int(moved.sum()) <= 50
+    momentum = head.own_tables()["momentum_buffer"].clone()
+    optimizer.zero_grad()
+    head(torch.randn(4, 16), labels).backward()
+    with head.optimizer_step(optimizer):
+        optimizer.step()
+    gradients = head.own_tables()["momentum_buffer"] - 0.9 * momentum
+    weight = optimizer.param_groups[0]["params"][0]
+    for label in labels:
+        assert (weight.grad - gradients[label]).abs().amax(1).min() < 1e-4, "the row's momentum goes on"
 
 
 def test_steps_with_all_classes_copy_none(folder: Path, tmp_path: Path) -> None:
