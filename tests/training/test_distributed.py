@@ -145,7 +145,7 @@ def test_two_ranks_equal_one_process(tmp_path: Path, special: dict[str, str], re
     folder = write_people(tmp_path / "people")
     one_run, two_run = (smoke(folder, tmp_path / name).overridden({**COMMON, **special}) for name in ("one", "two"))
     train_plain(one_run)
-    finish(start(2, two_run, train_plain, "spawn"))
+    finish(start(2, two_run, train_plain))
     one, two = (values(tmp_path / name) for name in ("one", "two"))
     assert len(one) == (12 if "partial_fc_odd" not in request.node.name else 8)
     # Sums in another order differ in the last digit.

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -30,7 +29,6 @@ PEOPLE, BATCH, STEPS = 11, 16, 12
 DEADLINE_S = 240
 Task = Callable[[RunConfig], object]
 """Function that each rank runs."""
-Method = Literal["fork", "spawn"]
 
 
 def write_many(root: Path) -> Path:
@@ -51,13 +49,12 @@ def rank_main(rank: int, world: int, port: int, config: RunConfig, task: Task) -
         task(config)
 
 
-def start(
-    world: int, config: RunConfig, task: Task = train_recognizer, method: Method = "fork"
-) -> Sequence[BaseProcess]:
-    """Start the ranks. Forked ones hang if the test's process used its threads before."""
+def start(world: int, config: RunConfig, task: Task = train_recognizer) -> Sequence[BaseProcess]:
+    """Start the ranks from a process without threads: forks of the test's own process may hang, or end."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    context: Any = multiprocessing.get_context(method)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     ranks: list[BaseProcess] = [
         context.Process(target=rank_main, args=(rank, world, port, config, task)) for rank in range(world)
     ]
