@@ -112,7 +112,7 @@ class Levels:
         return [float(value) for value in np.where(self.subjects[rows] == keys, self.values[rows], 0.0)]
 
     @property
-    def highest(self) -> float:
+    def of_most_resembled(self) -> float:
         """Level from which a subject belongs to the most resembled tenth."""
         return float(np.quantile(self.values, 1 - MOST_RESEMBLED))
 

@@ -6,7 +6,7 @@
 2. `models.risk.gallery_risk`: the score curve of strangers, fitted to the evidence and to the pack's calibration
    (`calibration`, `normal_scale`).
 3. `service.risk.gallery_risks`: keeps the model of each gallery up to date, and returns it.
-4. `service.risk.threshold`: thresholds for the accepted risk. No other module makes one.
+4. `service.risk.threshold`: thresholds for the accepted risk. No other module makes one that decides.
 5. `service.risk.decision`: the outcome of a search or a pair.
 6. `service.risk.one_face`: decisions of a search that another face of the photo changes. They only demote.
 

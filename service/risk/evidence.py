@@ -38,8 +38,8 @@ def impostor_evidence(
     drawn = np.sort(sample[:MAX_PROBES])
     probes = snapshot.vectors[first[drawn]]
     weight = level_weight(len(pks)) if with_levels else 0.0
-    pairs, raised = np.zeros(BIN_COUNT, np.int64), np.zeros(len(pks))
-    nearest, raised_by = np.full((len(drawn), 2), -2.0), np.zeros(len(drawn))
+    pairs, resembling = np.zeros(BIN_COUNT, np.int64), np.zeros(len(pks))
+    nearest, resembling_best = np.full((len(drawn), 2), -2.0), np.zeros(len(drawn))
     ends = first + templates
     width = max(1, MAX_BLOCK_CELLS // max(1, len(drawn)))
     for begin in range(0, len(pks) if len(drawn) else 0, width):
@@ -52,27 +52,27 @@ def impostor_evidence(
             pairs += _fast_histogram(row)
         without = np.zeros_like(found)
         if weight:
-            raised[begin:end], without = resemblance(found)
+            resembling[begin:end], without = resemblance(found)
             found -= weight * without
             found[own, drawn[own] - begin] = -2.0
-        nearest, raised_by = _nearest(nearest, raised_by, found, without)
+        nearest, resembling_best = _nearest(nearest, resembling_best, found, without)
     pairs[0] -= len(drawn)  # the own subjects
-    nearest += weight * float(np.median(raised)) if weight else 0.0
-    levels = Levels.of_resemblance(pks, weight, raised, nearest[:, 0], raised_by) if weight else None
+    nearest += weight * float(np.median(resembling)) if weight else 0.0
+    levels = Levels.of_resemblance(pks, weight, resembling, nearest[:, 0], resembling_best) if weight else None
     genuine = _genuine_probes(snapshot, first[drawn], templates[drawn])
     if levels is not None:
         genuine = replace(genuine, leveled=genuine.leveled - levels.values[drawn])
     return ImpostorEvidence.of(pairs, nearest, len(pks), len(snapshot.vectors), genuine, levels)
 
 
-def _nearest(nearest: Floats, raised_by: Floats, found: Float, without: Float) -> tuple[Floats, Floats]:
+def _nearest(nearest: Floats, resembling_best: Floats, found: Float, without: Float) -> tuple[Floats, Floats]:
     """Return the two largest of each row of ``nearest`` and ``found``, and ``without`` of the largest."""
     places = np.arange(len(found))
     best = found.argmax(1)
     highest = found[places, best]
-    raised_by = np.where(highest > nearest[:, 0], without[places, best], raised_by)
+    resembling_best = np.where(highest > nearest[:, 0], without[places, best], resembling_best)
     found[places, best] = -2.0
-    return np.sort(np.column_stack([nearest, highest, found.max(1)]))[:, :1:-1], raised_by
+    return np.sort(np.column_stack([nearest, highest, found.max(1)]))[:, :1:-1], resembling_best
 
 
 def _fast_histogram(similarities: Float) -> NDArray[np.int64]:

@@ -1,4 +1,7 @@
-"""Thresholds, which no other module makes: from a curve, a target risk, the number of people, and the rival. Pure."""
+"""Thresholds that decide: from a curve, an accepted risk, the number of people, and the rival.
+
+No other module makes them. Pure functions.
+"""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _most_resembled(model: ImpostorRisk) -> MostResembledOut | None:
     levels = None if model.search is None else model.search.levels
     if levels is None:
         return None
-    return MostResembledOut(level=round(levels.highest, 4), share=round(levels.share, 4))
+    return MostResembledOut(level=round(levels.of_most_resembled, 4), share=round(levels.share, 4))
 
 
 def _last_move(backend: Backend, gallery: Gallery) -> MoveOut | None:
