@@ -346,10 +346,6 @@ class Calls:
     def export_stranger(self, gallery: str, stranger: str) -> Call[dict[str, Any]]:
         """Return all stored data about a stranger."""
 
-    @call("GET", "/v1/galleries/{gallery}/subjects/{subject}/templates/{template}/crop")
-    def crop(self, gallery: str, subject: str, template: str) -> Call[bytes]:
-        """Return the stored face crop of a template, as WebP."""
-
     @one
     def crops(self, gallery: str, crops: Sequence[Mapping[str, str]]) -> Call[list[bytes | None]]:
         """Return many stored face crops as WebP, None if none is stored, with one line in the audit.

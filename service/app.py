@@ -68,7 +68,7 @@ STATEFUL: Final = (
 )
 """Routes that a stateless service lacks."""
 ROUTES: Final = (faces.routes, *STATEFUL, system.routes, static.routes)
-EXPOSED_HEADERS: Final = ("ETag", "Idempotency-Replayed", "Retry-After", "X-Request-Id")
+EXPOSED_HEADERS: Final = ("Idempotency-Replayed", "Retry-After", "X-Request-Id")
 """Response headers that scripts of other origins may read."""
 
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from fastapi import Query, Response
 
+from kith.wire.crops import CropIn
 from kith.wire.fields import SubjectId
 from kith.wire.subjects import EnrollIn
 from service.api.compreface.access import ENROLL, READ, RECOGNITION, AskDep, BoundGallery
@@ -18,8 +19,7 @@ from service.api.compreface.responses import example
 from service.api.http.access import BackendDep, router
 from service.api.http.bodies import JsonBody
 from service.api.http.parameters import IdempotencyKey
-from service.api.routes.subjects import IfNoneMatch, picture_response
-from service.core.errors import SubjectNotFoundError
+from service.core.errors import NotFoundError, SubjectNotFoundError
 from service.domain.gallery import Gallery, Template
 from service.usecases.backend import Backend
 from service.usecases.enroll import enroll
@@ -91,12 +91,15 @@ async def delete_many(
 
 
 @routes.get("/{image_id}/img", dependencies=[READ])
-async def download(
-    gallery: BoundGallery, image_id: ImageId, backend: BackendDep, known: IfNoneMatch = None
-) -> Response:
+async def download(gallery: BoundGallery, image_id: ImageId, backend: BackendDep) -> Response:
     """Return the stored crop of a template."""
     template = await backend.threads.run(backend.store.templates.find, gallery, image_id.hex)
-    return await picture_response(known, backend, gallery, template.subject, template.id)
+    crop = CropIn(subject=template.subject, template=template.id)
+    (image,) = await backend.threads.run(backend.store.crops.read, gallery, [crop])
+    if image is None:
+        raise NotFoundError("crop", f"no crop of template {template.id!r} is stored")
+    await backend.audit.crops_read(gallery, [crop])
+    return Response(image, media_type="image/webp")
 
 
 async def _delete(backend: Backend, gallery: Gallery, ids: list[str]) -> list[Template]:

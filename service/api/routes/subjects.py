@@ -1,15 +1,13 @@
-"""Subjects, their templates, decoys and stored face crops: create, edit, enroll, merge, delete."""
+"""Subjects, their templates and decoys: create, edit, enroll, merge, delete."""
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Header, Query, Response
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 
-from kith.wire.crops import CropIn
 from kith.wire.erasures import DeletedOut
 from kith.wire.fields import MAX_FILTER_TAGS, NORMALIZED, SINGLE_LINE, Metadata, ObjectId, Page, Tag
 from kith.wire.subjects import (
@@ -28,7 +26,7 @@ from kith.wire.subjects import (
 )
 from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, GalleryDep, router
 from service.api.http.bodies import JsonBody, PhotosBody
-from service.api.http.openapi import BINARY, PHOTO, example
+from service.api.http.openapi import PHOTO, example
 from service.api.http.parameters import (
     GalleryPath,
     IdempotencyKey,
@@ -38,12 +36,11 @@ from service.api.http.parameters import (
 )
 from service.api.routes.erasures import to_deleted_out
 from service.core.errors import InvalidRequestError
-from service.domain.gallery import Gallery, SubjectFilter
+from service.domain.gallery import SubjectFilter
 from service.domain.person_search import words_of
 from service.storage.db.row_sealing import seal_cursor
 from service.storage.repositories.subjects import MAX_OPENED
 from service.usecases import enroll as enrollment
-from service.usecases.backend import Backend
 from service.usecases.decoys import add_decoy as store_decoy
 
 routes = router("/v1/galleries/{gallery}/subjects", "subjects")
@@ -54,15 +51,6 @@ SEARCH_HELP: Final = (
     f"looks at {MAX_OPENED:,} subjects, so it can have few or none: continue with 'next'."
 )
 SearchText = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=SINGLE_LINE), NORMALIZED]
-CROP_TYPE: Final = "image/webp"
-TAGGED: Final = {"ETag": {"required": True, "schema": {"type": "string"}}}
-PICTURE: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"content": {CROP_TYPE: BINARY}, "description": "The crop, as WebP.", "headers": TAGGED},
-    304: {"description": "The client has the crop.", "headers": TAGGED},
-}
-IfNoneMatch = Annotated[
-    str | None, Header(alias="If-None-Match", description="`ETag` of an earlier answer; 304 if the crop is the same.")
-]
 OnlyNew = Annotated[
     Literal["*"] | None,
     Header(alias="If-None-Match", description="Only if the subject does not exist yet; else 412 `subject_exists`."),
@@ -279,27 +267,3 @@ def _words(text: str) -> tuple[str, ...]:
     if words := words_of(text):
         return words
     raise InvalidRequestError("q: it has no letters or digits. Send a part of a name or id")
-
-
-@routes.get("/{subject}/templates/{template}/crop", dependencies=[READ], response_class=Response, responses=PICTURE)
-async def get_crop(
-    gallery: GalleryDep, subject: SubjectPath, template: ObjectId, backend: BackendDep, known: IfNoneMatch = None
-) -> Response:
-    """Return the stored crop of a template. Crops are stored only if the gallery's ``keep_crops`` is true."""
-    return await picture_response(known, backend, gallery, subject, template)
-
-
-async def picture_response(
-    known: str | None, backend: Backend, gallery: Gallery, subject: str, template: str
-) -> Response:
-    """Return a crop with its ETag, and record who read it; 304 if the client has it.
-
-    Raises SubjectNotFoundError, template_not_found, crop_not_found.
-    """
-    crop = await backend.threads.run(backend.store.templates.crop, gallery, subject, template)
-    etag = f'"{hashlib.sha256(crop.image).hexdigest()[:32]}"'
-    headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
-    if known is not None and (known.strip() == "*" or etag in known):
-        return Response(status_code=304, headers=headers)
-    await backend.audit.crops_read(gallery, [CropIn(subject=subject, template=template)])
-    return Response(crop.image, headers=headers, media_type=CROP_TYPE)

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from models.runtime.network import Float
 from service.core.errors import KithError, NotFoundError, RefusedError
 from service.domain.events import Event
-from service.domain.gallery import Crop, Gallery, IdempotentResponse, Item, NewTemplate, Person, Subject, Template
+from service.domain.gallery import Gallery, IdempotentResponse, Item, NewTemplate, Person, Subject, Template
 from service.domain.gallery_items import vector_bytes
 from service.storage.audit.log import note, pseudonym
 from service.storage.db import bulk_rows
@@ -24,7 +24,6 @@ from service.storage.db.row_sealing import (
     ANSWER,
     DIGEST,
     REQUEST,
-    open_crop,
     open_subject,
     seal_crop,
     subject_lookup,
@@ -143,15 +142,6 @@ class TemplateStore(ErasingStore):
         with self._database.read() as connection:
             found = _read_with_subjects(connection, gallery, templates.c.pk.in_(list(pks)))
         return {template.pk: template for template in found}
-
-    def crop(self, gallery: Gallery, subject_id: str, template_id: str) -> Crop:
-        """Return a stored crop. Raises SubjectNotFoundError, template_not_found, crop_not_found."""
-        with self._database.read() as connection:
-            template = _read_row(connection, read_subject(connection, gallery, subject_id), template_id)
-            sealed = connection.execute(sa.select(crops.c.sealed).where(crops.c.template_pk == template.pk)).scalar()
-        if sealed is None:
-            raise NotFoundError("crop", f"no crop of template {template_id!r} is stored")
-        return open_crop(gallery.seal, sealed)
 
     def vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
         """Return (n, d) vectors and (n,) quality scores, NaN for bare embeddings. Raises SubjectNotFoundError."""

@@ -254,7 +254,8 @@ def test_a_bystander_does_not_cost_a_person_the_photo(kith: Kith, astronaut: Pho
         (result,) = enrolled.results
         assert result.face is not None and result.template is not None
         assert result.face_count == len(kith.detect(photo, detail="medium").images[0].faces)
-        crop = kith.crop("bystanders", f"{owner}{number}", result.template)
+        (crop,) = kith.crops("bystanders", [{"subject": f"{owner}{number}"}])
+        assert crop is not None
         assert kith.identify("known", crop, faces="largest").results[0].subject == owner
         kept = kith.verify(photo, ("known", owner))
         assert (kept.outcome, kept.a.face_count) == ("same", result.face_count)
