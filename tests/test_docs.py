@@ -20,8 +20,8 @@ from service.core.errors import KindError, all_errors
 from service.risk.gallery_risks import THRESHOLD_MOVED
 from service.settings import Settings
 from service.storage.repositories import strangers
-from service.storage.repositories.erasures import EVENTS
-from service.storage.repositories.subjects import MERGED_EVENT
+from service.storage.repositories.subjects import DELETED_EVENT, MERGED_EVENT
+from service.storage.repositories.templates import DELETED_EVENT as TEMPLATE_DELETED
 from tests.conftest import ROOT
 from tools import cli_reference, reference_tables
 
@@ -74,16 +74,19 @@ def test_audited_events() -> None:
     recorded = {
         THRESHOLD_MOVED,
         MERGED_EVENT,
+        DELETED_EVENT,
+        TEMPLATE_DELETED,
         strangers.REMEMBERED,
         strangers.PROMOTED,
         strangers.MERGED,
-        *EVENTS.values(),
     }
     for path in (ROOT / "service").rglob("*.py"):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         for call in calls:
-            if ast.unparse(call.func) in ("record", "note", "Entry", "Entry.about", "_entry", "self._record"):
-                named = (each.value for each in call.args if isinstance(each, ast.Constant))
+            name = ast.unparse(call.func)
+            if name in ("record", "note", "Entry", "Entry.about", "_entry", "self._record", "entry_of", "self._erase"):
+                constants = call.args[:1] if name == "self._erase" else call.args
+                named = (each.value for each in constants if isinstance(each, ast.Constant))
                 recorded |= {value for value in named if isinstance(value, str) and re.fullmatch("[a-z_]+", value)}
     assert documented == recorded - {"failed"}  # an outcome
 

@@ -8,7 +8,7 @@ from typing import Literal
 Detail = Literal["low", "medium", "high"]
 DriftState = Literal["too_few", "ok", "watch", "drifted"]
 Engine = Literal["onnxruntime", "openvino"]
-ErasedKind = Literal["subject", "template", "decoy", "gallery", "stranger", "strangers", "album", "moved"]
+ErasedKind = Literal["subject", "template", "gallery", "album", "moved"]
 EventType = Literal[
     "decision",
     "enrollment",

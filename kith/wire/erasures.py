@@ -14,12 +14,12 @@ class ReceiptOut(BaseModel):
     gallery: str
     subject: str | None = Field(
         None,
-        description="Keyed hash of the subject id, which only the gallery's key can compute; or the id of a stranger "
-        "or album.",
+        description="Keyed hash of the subject id, which only the gallery's key can compute; or the id of a stranger, "
+        "decoy or album. Null of the kind subject: all strangers.",
     )
-    template: str | None = Field(None, description="Id of the erased template or decoy.")
+    template: str | None = Field(None, description="Id of the erased template.")
     removed: dict[str, int] = Field(
-        description="How many people and photos went, by table; of the kind moved, what moved."
+        description="How many subjects and templates went, strangers included; of the kind moved, what moved."
     )
     at: Timestamp
     moved_to: str | None = Field(
@@ -36,5 +36,4 @@ class DeletedOut(BaseModel):
     deleted: bool = True
     subject_count: int = 0
     template_count: int = 0
-    stranger_count: int = 0
     receipt: ReceiptOut

@@ -44,6 +44,5 @@ def to_deleted_out(receipt: Receipt) -> DeletedOut:
     return DeletedOut(
         subject_count=receipt.removed.get("subjects", 0),
         template_count=receipt.removed.get("templates", 0),
-        stranger_count=receipt.removed.get("strangers", 0),
         receipt=receipt,
     )

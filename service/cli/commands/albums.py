@@ -110,7 +110,7 @@ add_call(
     app,
     "delete",
     "delete_album",
-    "Erased album {album}: {removed}; receipt {0.receipt.id}",
+    "Erased album {album}; receipt {0.receipt.id}",
     confirm="Erase album {album}?",
     album=AlbumId,
 )

@@ -104,8 +104,7 @@ def record_entries(
         connection.execute(LOCK_GALLERIES, {"pks": list(events)})  # before the head: nobody waits in a circle
         for _, (gallery, ready) in sorted(events.items()):
             publish(database.vault, connection, gallery, ready)
-        if found:
-            _append_any(database.vault, connection, found)
+        _append_any(database.vault, connection, found)
 
 
 def _append_any(vault: Vault, connection: Connection, entries: Sequence[Entry]) -> None:
@@ -130,7 +129,8 @@ def append(vault: Vault, connection: Connection, entries: Sequence[Entry]) -> No
         pk, name = entry.gallery or (None, None)
         who = {"actor": entry.actor.name, "request_id": entry.actor.request_id}
         lines.append(vars(entry) | who | {"gallery_pk": pk, "gallery": name})
-    append_lines(vault, connection, lines)
+    if lines:
+        append_lines(vault, connection, lines)
 
 
 def prune_lines(database: Database, before: datetime, stopped: Callable[[], bool] = lambda: False) -> int:

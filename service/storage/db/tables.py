@@ -341,12 +341,12 @@ api_key_versions = _table(
     sa.Column("version", Key, nullable=False),
 )
 
-# Receipts of erasures, by keyed hashes, so that neither earlier work nor backups restore the data. No foreign key to
-# galleries: receipts outlive them. key: name of the data key of the hashes. subject: of a stranger or an album, its
-# random id. moved_to: subject or stranger that has the data of one that was merged or promoted (kind moved).
+# Tombstones, by keyed hashes, so that neither earlier work nor backups restore the data. No foreign key to galleries:
+# they outlive them. key: name of the data key of the hashes. subject: of an album, its random id; null of the kind
+# subject: all strangers. moved_to: subject or stranger that has the data of a merged or promoted one (kind moved).
 erasures = _numbered(
     "erasures",
-    Stored("who was erased, and when", "keyed hash; of strangers and albums a random id", "never"),
+    Stored("who was erased, and when", "keyed hash; of albums a random id", "never"),
     sa.Column("id", sa.String(32), nullable=False, unique=True),
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("gallery_pk", Key, nullable=False),

@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from kith.wire.common import ErasedKind
-from service.storage.audit.log import Entry, append
+from service.storage.audit.log import append
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import erasures, galleries, jobs, subjects, templates
+from service.storage.db.tables import erasures, subjects, templates
 from service.storage.repositories import erasures as erasure
-from service.storage.repositories.erasures import MOVED, NAMES, Receipt
-from service.storage.repositories.gallery_rows import VISIBLE, gallery_of, gallery_rows
+from service.storage.repositories.erasures import MOVED, TABLES, Receipt
+from service.storage.repositories.gallery_rows import VISIBLE, gallery_of, gallery_rows, strangers_of
 
 REPEATED: Final = "repeated"
 """Outcome in the audit line."""
@@ -43,53 +42,35 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known], as_of:
     """
     here = set(connection.execute(sa.select(erasures.c.id)).scalars())
     found = [gallery_of(row, vault) for row in connection.execute(gallery_rows().where(VISIBLE)).all()]
-    by_key = {name: gallery for gallery in found if (name := erasure.key_name(gallery.seal))}
+    by_key = {name: gallery.pk for gallery in found if (name := erasure.key_name(gallery.seal))}
     moves: defaultdict[tuple[str, str | None], set[str]] = defaultdict(set)
     """Who was merged or promoted into someone, directly or not, by data key and keyed hash."""
     repeated = []
     for receipt, key in before:
         if receipt.id in here:
             continue
-        gallery = by_key.get(key)
-        stored = receipt.model_copy(update={"gallery_pk": 0 if gallery is None else gallery.pk})
+        stored = receipt.model_copy(update={"gallery_pk": by_key.get(key, 0)})
         erasure.insert_receipt(connection, stored, key)
         if receipt.kind == MOVED:
-            assert receipt.subject is not None  # noqa: S101 - as record_erasure writes it
+            assert receipt.subject is not None  # noqa: S101 - as bury_moved writes it
             moves[key, receipt.moved_to] |= moves[key, receipt.subject] | {receipt.subject}
             continue
-        counts = {} if gallery is None else _erase(connection, stored, moves[key, receipt.subject], as_of)
-        about: dict[str, Any] = {"receipt": receipt.id, "removed": counts}
-        if receipt.template is not None or receipt.kind in ("stranger", "album"):
-            about[receipt.kind] = receipt.template or receipt.subject
-        subject = receipt.subject if receipt.kind in ("subject", "template", "decoy") else None
-        of = None if gallery is None else (gallery.pk, gallery.name)
-        append(vault, connection, [Entry(erasure.EVENTS[receipt.kind], of, subject, REPEATED, about)])
-        if counts:
+        sizes = erasure.sizes(connection, stored.gallery_pk)
+        if _erase(connection, stored, moves[key, receipt.subject], as_of):
             repeated.append(stored)
-        if receipt.kind == "gallery" and gallery is not None:
-            del by_key[key]
+        line = stored.model_copy(update={"removed": dict(sizes - erasure.sizes(connection, stored.gallery_pk))})
+        append(vault, connection, [erasure.entry_of(line, f"{receipt.kind}_deleted", receipt.subject, REPEATED)])
     return repeated
 
 
-def _erase(connection: Connection, receipt: Receipt, merged: Collection[str], as_of: datetime) -> dict[str, int]:
-    """Erase what a receipt names, and who was ``merged`` into it; return how many rows went, by table."""
-    if receipt.kind == "gallery":
-        connection.execute(galleries.delete().where(galleries.c.pk == receipt.gallery_pk))
-        return {"galleries": 1}
-    removed = dict[str, int]()
-    # Photos of a merged subject have receipts of their own: one that went to a third person since must stay.
-    empty = subjects.c.lookup.in_(merged) & ~sa.exists().where(templates.c.subject_pk == subjects.c.pk)
-    others: dict[ErasedKind, sa.ColumnElement[bool]] = {"subject": empty, "stranger": subjects.c.lookup.in_(merged)}
-    kinds: tuple[ErasedKind, ...] = ("subject", "stranger") if receipt.kind == "subject" else (receipt.kind,)
-    for kind in kinds:
-        table = NAMES[kind].table
-        # Times tell only in a younger backup: the clock may have been wrong when an older one got its rows.
-        older = sa.true() if as_of <= receipt.at else table.c.created_at <= receipt.at
-        own = erasure.named(receipt.gallery_pk, kind, receipt.template or receipt.subject)
-        if kind in others:
-            own |= erasure.named(receipt.gallery_pk, kind, None) & others[kind]
-        removed |= erasure.counted(connection, kind, own & older)
-        connection.execute(table.delete().where(own & older))
-    if receipt.kind == "album":
-        connection.execute(jobs.delete().where(jobs.c.id == receipt.subject))
-    return removed
+def _erase(connection: Connection, receipt: Receipt, merged: Collection[str], as_of: datetime) -> int:
+    """Erase what a receipt names, and who was ``merged`` into it; return how many rows went."""
+    chosen = erasure.named(receipt.gallery_pk, receipt.kind, receipt.subject, receipt.template)
+    if merged and receipt.kind == "subject":
+        # Photos of a merged person have receipts of their own: one that went to a third person since must stay.
+        empty = ~sa.exists().where(templates.c.subject_pk == subjects.c.pk)
+        theirs = erasure.is_named(receipt.gallery_pk, subjects.c.lookup.in_(merged))
+        chosen |= theirs & (strangers_of(receipt.gallery_pk) | empty)
+    # Times tell only in a younger backup: the clock may have been wrong when an older one got its rows.
+    older = sa.true() if as_of <= receipt.at else TABLES[receipt.kind].c.created_at <= receipt.at
+    return erasure.delete_rows(connection, receipt.kind, chosen & older)

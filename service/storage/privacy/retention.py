@@ -18,7 +18,6 @@ from service.storage.audit.log import note
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
 from service.storage.db.tables import IS_PERSON, OF_PERSON, galleries, idempotency, subjects, templates
-from service.storage.repositories.erasures import delete_strangers
 from service.storage.repositories.gallery_rows import VISIBLE, gallery_of, gallery_rows, strangers_of
 
 BATCH_ROWS: Final = 500
@@ -153,10 +152,9 @@ class Retention:
             with self._database.change(gallery) as connection:
                 if not _is_as_read(connection, gallery, "remember_strangers_days"):
                     break  # changed in the meantime; left to the next sweep
-                removed = delete_strangers(connection, gallery, subjects.c.pk.in_(old))
-                counts = {what: count for what, count in sorted(removed.items()) if count}
-                note(self._database.vault, connection, "retention_applied", gallery, removed=counts)
-            forgotten += removed["strangers"]
+                removed = connection.execute(subjects.delete().where(subjects.c.pk.in_(old))).rowcount
+                note(self._database.vault, connection, "retention_applied", gallery, removed={"subjects": removed})
+            forgotten += removed
         return forgotten
 
     def _forget_answers(self, before: datetime, stopped: Callable[[], bool]) -> int:

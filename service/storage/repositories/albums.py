@@ -39,7 +39,7 @@ from service.security.sealing import Seal
 from service.storage.audit.log import Entry, append, note
 from service.storage.db.row_sealing import ALBUM_FACE, ALBUM_PHOTO, open_crop, open_subject, seal_crop
 from service.storage.db.tables import album_faces, albums, galleries, jobs, subjects
-from service.storage.repositories.erasures import ErasingStore, Receipt, delete_albums
+from service.storage.repositories.erasures import ErasingStore, Receipt, delete_rows
 from service.storage.repositories.jobs import FINISHED, Beginning, ItemOutcome, Job, own_row, record_in
 from service.storage.repositories.subjects import name_subject, read_subject
 from service.storage.repositories.templates import admit
@@ -291,7 +291,8 @@ class AlbumStore(ErasingStore):
 
     def delete(self, gallery: Gallery, album_id: str) -> Receipt:
         """Erase an album and its job. A repeated erasure returns the first receipt. Raises album_not_found."""
-        return self._erase(gallery, "album", album_id, lambda *_: _missing(gallery, album_id))
+        missing = _missing(gallery, album_id)
+        return self._erase("album_deleted", gallery, "album", album_id, missing=lambda *_: missing, album=album_id)
 
     def delete_ungrouped(self, album_id: str) -> None:
         """Delete an album whose job ended without groups."""
@@ -310,11 +311,11 @@ class AlbumStore(ErasingStore):
         deleted = 0
         for row in found:
             with self._database.write(_CONFLICT) as connection:
-                removed = delete_albums(connection, (albums.c.id == row.id) & due, with_jobs)
-                if not removed["albums"]:
+                chosen = (albums.c.id == row.id) & due
+                one = albums.delete().where(chosen)
+                if not (delete_rows(connection, "album", chosen) if with_jobs else connection.execute(one).rowcount):
                     continue
-                counts = {what: count for what, count in sorted(removed.items()) if count}
-                entry = Entry("album_expired", (row.pk, row.name), details={"album": row.id, "removed": counts})
+                entry = Entry("album_expired", (row.pk, row.name), details={"album": row.id})
                 append(self._database.vault, connection, [entry])
             deleted += 1
         if deleted:

@@ -15,6 +15,7 @@ from kith.wire.subjects import DecoyOut
 from models.runtime.network import Float
 from service.core.errors import KithError, LimitReachedError, NotFoundError, RefusedError
 from service.domain.gallery import Gallery, Item, NewTemplate, Subject
+from service.storage.audit.log import pseudonym
 from service.storage.db.tables import subjects, templates, vectors
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import read_snapshot
@@ -65,7 +66,18 @@ class DecoyStore(ErasingStore):
             read_subject(connection, gallery, subject_id)
             return NotFoundError("decoy", f"there is no decoy {decoy_id!r} of subject {subject_id!r}")
 
-        return self._erase(gallery, "decoy", decoy_id, missing, subject_id)
+        owner = pseudonym(gallery, subject_id)
+        own = sa.select(subjects.c.pk).where(subjects.c.gallery_pk == gallery.pk, subjects.c.lookup == owner)
+        return self._erase(
+            "decoy_deleted",
+            gallery,
+            "subject",
+            decoy_id,
+            missing=missing,
+            among=subjects.c.owner_pk.in_(own),
+            about=owner,
+            decoy=decoy_id,
+        )
 
     def vectors(self, gallery: Gallery, subject_id: str) -> Float:
         """Return the (n, d) vectors of a subject's decoys; n may be 0. Raises SubjectNotFoundError."""

@@ -1,15 +1,18 @@
-"""Erasures: a tombstone, an audit line and one DELETE. Foreign keys and triggers delete the rest.
+"""Erasures: one DELETE, a tombstone and an audit line. Foreign keys and triggers delete the rest.
 
-A tombstone is also the receipt. It names a subject by a keyed hash. Work that began before an erasure holds the key of
-the last receipt at that time (``Gallery.erased``, ``Job.erased``), and must not store what later receipts name. A merge
-or promotion moves data and erases nothing: its receipt (kind moved) only tells where the data are.
+A tombstone is also the receipt. It names a subject (a person, a stranger or a decoy) by the keyed hash in its row; or a
+template, an album or a gallery. Work that began before an erasure holds the key of the last tombstone at that time
+(``Gallery.erased``, ``Job.erased``), and must not store what later ones name. A merge or promotion moves data and
+erases nothing: its tombstone (kind moved) only tells where the data are.
+
+Audit lines come after all deletions: whoever stores events locks their subjects before the head of the audit, too.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -22,45 +25,21 @@ from kith.wire.erasures import ReceiptOut
 from service.core.errors import KithError, MasterKeyError, SubjectErasedError
 from service.domain.gallery import Gallery
 from service.security.sealing import Seal
-from service.storage.audit.log import note
+from service.storage.audit.log import Entry, append
 from service.storage.db.bulk_rows import is_in
 from service.storage.db.engine import Database
-from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import subject_lookup
-from service.storage.db.tables import (
-    IS_PERSON,
-    album_faces,
-    albums,
-    erasures,
-    jobs,
-    subjects,
-    templates,
-)
+from service.storage.db.tables import albums, erasures, galleries, jobs, subjects, templates
 from service.storage.repositories.gallery_rows import strangers_of
 from service.storage.repositories.read_cache import ReadCache
 
 MOVED: Final = "moved"
-EVENTS: Final[dict[ErasedKind, str]] = {
-    "subject": "subject_deleted",
-    "template": "template_deleted",
-    "decoy": "decoy_deleted",
-    "gallery": "gallery_deleted",
-    "stranger": "stranger_forgotten",
-    "strangers": "strangers_forgotten",
-    "album": "album_deleted",
+TABLES: Final[dict[ErasedKind, sa.Table]] = {
+    "subject": subjects,
+    "template": templates,
+    "album": albums,
+    "gallery": galleries,
 }
-NAMES: Final[Mapping[ErasedKind, sa.Column[str]]] = {
-    "subject": subjects.c.lookup,
-    "template": templates.c.id,
-    "decoy": subjects.c.lookup,
-    "stranger": subjects.c.lookup,
-    "strangers": subjects.c.lookup,
-    "album": albums.c.id,
-}
-"""Column that names an object of this kind in its row, and in its receipt."""
-COUNTED: Final = (templates.c.subject_pk, subjects.c.owner_pk, album_faces.c.subject_pk, album_faces.c.album_pk)
-"""Rows that a receipt counts, by their owner."""
-STRANGERS: Final[tuple[ErasedKind, ...]] = ("stranger", "strangers")
 
 
 class Receipt(ReceiptOut):
@@ -119,21 +98,31 @@ class ErasingStore:
 
     def _erase(
         self,
+        event: str,
         gallery: Gallery,
         kind: ErasedKind,
-        object_id: str,
+        subject: str | None = None,
+        template: str | None = None,
+        *,
         missing: Callable[[Connection, Receipt | None], KithError],
-        subject_id: str | None = None,
+        among: sa.ColumnElement[bool] | None = None,
+        about: str | None = None,
+        **details: str,
     ) -> Receipt:
-        """Erase an object as :func:`erase`. A repeated erasure returns the first receipt.
+        """Erase an object as :func:`erase`, with an audit line. A repeated erasure returns the first receipt.
 
-        ``missing``: returns the error of what was never erased, or was merged or promoted, with that receipt.
+        Args:
+            missing: returns the error of what was never erased, or was merged or promoted, with that receipt.
+            about: pseudonym of the person in the audit line, which has the ``details``.
         """
         with self._database.change(gallery) as connection:
-            receipt = erase(self._database.vault, connection, gallery, kind, object_id, subject_id)
-            receipt = receipt or last_receipt(connection, gallery, kind, object_id, subject_id)
-            if receipt is None or receipt.kind == MOVED:
-                raise missing(connection, receipt)
+            receipt = erase(connection, gallery, kind, subject, template, among)
+            if receipt is not None:
+                append(self._database.vault, connection, [entry_of(receipt, event, about, **details)])
+            else:
+                receipt = last_receipt(connection, gallery, kind, subject, template)
+                if receipt is None or receipt.kind == MOVED:
+                    raise missing(connection, receipt)
         self._cache.evict(gallery.name)
         return with_log_emptied(self._database, receipt)
 
@@ -142,149 +131,126 @@ class ErasingStore:
 
 
 def erase(
-    vault: Vault,
     connection: Connection,
     gallery: Gallery,
     kind: ErasedKind,
-    object_id: str,
-    subject_id: str | None = None,
+    subject: str | None = None,
+    template: str | None = None,
+    among: sa.ColumnElement[bool] | None = None,
 ) -> Receipt | None:
     """Erase an object and everything that hangs on it; return its receipt, or None if there is no such object.
 
-    The receipt comes first: whoever stores events takes the audit's lock before those of subjects, too. ``subject_id``:
-    of the subject that a template or decoy belongs to.
+    Args:
+        subject: keyed hash of the subject, or of the one that a template belongs to; None: all strangers. Of an album
+            its id.
+        among: restricts the rows.
     """
-    name = subject_lookup(gallery.seal, object_id) if kind == "subject" else object_id
-    chosen = named(gallery.pk, kind, name)
-    if subject_id is not None:
-        owner = named(gallery.pk, "subject", subject_lookup(gallery.seal, subject_id))
-        pk = connection.execute(sa.select(subjects.c.pk).where(owner)).scalar()
-        chosen &= (templates.c.subject_pk if kind == "template" else subjects.c.owner_pk) == pk
-    removed = counted(connection, kind, chosen)
-    if not removed:
-        return None
-    if kind == "album":
-        delete_albums(connection, chosen)  # before the audit's lock, in the order of jobs that store faces
+    key, before = key_name(gallery.seal), sizes(connection, gallery.pk)
+    chosen = named(gallery.pk, kind, subject, template) & (sa.true() if among is None else among)
+    moved: Sequence[str] = ()
     if kind == "subject":
-        # In an older backup, a template that was moved to it belongs to another subject.
-        moved = sa.select(templates.c.id).where(templates.c.subject_pk.in_(sa.select(subjects.c.pk).where(chosen)))
-        for each in connection.execute(moved.where(templates.c.moved).order_by(templates.c.pk)).scalars().all():
-            record_erasure(vault, connection, gallery, "template", {}, object_id, each)
-        receipt = record_erasure(vault, connection, gallery, kind, removed, object_id)
-    else:
-        receipt = record_erasure(vault, connection, gallery, kind, removed, subject_id, object_id)
-    connection.execute(NAMES[kind].table.delete().where(chosen))
-    return receipt
+        # In an older backup, they belong to another subject.
+        own = templates.c.subject_pk.in_(sa.select(subjects.c.pk).where(chosen))
+        moved_here = sa.select(templates.c.id).where(templates.c.moved, own).order_by(templates.c.pk)
+        moved = connection.execute(moved_here).scalars().all()
+    if not delete_rows(connection, kind, chosen) and (subject or kind == "gallery"):
+        return None
+    for each in moved:
+        _bury(connection, gallery, key, "template", {}, subject, each)
+    removed = before - sizes(connection, gallery.pk)
+    return _bury(connection, gallery, key, kind, removed, subject, template)
 
 
-def named(gallery_pk: int, kind: ErasedKind, name: str | None) -> sa.ColumnElement[bool]:
-    """Choose the object of a gallery with this name in its row; all of its kind without a name."""
-    column = NAMES[kind]
-    own = strangers_of(gallery_pk) if kind in STRANGERS else column.table.c.gallery_pk == gallery_pk
-    if column.table is subjects:
-        own &= ~IS_PERSON if kind == "decoy" else IS_PERSON
-    return own & (sa.true() if name is None else column == name)
+def bury_moved(connection: Connection, gallery: Gallery, source: str, into: str, count: int) -> Receipt:
+    """Delete a subject or stranger whose ``count`` templates another one has since. ``source``, ``into``: in rows."""
+    delete_rows(connection, "subject", named(gallery.pk, "subject", source))
+    removed = {"subjects": 1} | ({"templates": count} if count else {})
+    return _bury(connection, gallery, key_name(gallery.seal), MOVED, removed, source, moved_to=into)
 
 
-def counted(connection: Connection, kind: ErasedKind, chosen: sa.ColumnElement[bool]) -> Counter[str]:
-    """Count the chosen objects of a kind, and what a person asks for that hangs on them, by table."""
-    table = NAMES[kind].table
-    count, pks = sa.select(sa.func.count()), sa.select(table.c.pk).where(chosen)
-    removed = Counter({table.name: connection.execute(count.select_from(table).where(chosen)).scalar_one()})
-    for owner in COUNTED:
-        if owner.references(table.c.pk):
-            name = "decoys" if owner.table is subjects else owner.table.name
-            removed[name] = connection.execute(count.where(owner.in_(pks))).scalar_one()
-    if kind == "decoy":
-        return +Counter(decoys=removed["subjects"])
-    if kind in STRANGERS:
-        return +Counter(strangers=removed["subjects"], stranger_templates=removed["templates"])
-    return +removed
+def named(
+    gallery_pk: int, kind: ErasedKind, subject: str | None, template: str | None = None
+) -> sa.ColumnElement[bool]:
+    """Choose the rows that a tombstone names, whichever subject has the template since."""
+    if kind == "gallery":
+        return galleries.c.pk == gallery_pk
+    if kind == "album":
+        return (albums.c.gallery_pk == gallery_pk) & (albums.c.id == subject)
+    if kind == "template":
+        return (templates.c.gallery_pk == gallery_pk) & (templates.c.id == template)
+    return strangers_of(gallery_pk) if subject is None else is_named(gallery_pk, subjects.c.lookup == subject)
 
 
-def delete_strangers(connection: Connection, gallery: Gallery, chosen: sa.ColumnElement[bool]) -> Counter[str]:
-    """Delete chosen strangers of a gallery, and return what went. The transaction must hold the gallery's row."""
-    own = strangers_of(gallery.pk) & chosen
-    removed = counted(connection, "stranger", own)
-    connection.execute(subjects.delete().where(own))
-    return removed
+def is_named(gallery_pk: int, name: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """Choose the subjects and strangers of a gallery with this name."""
+    own = (galleries.c.pk == gallery_pk) | (galleries.c.companion_of == gallery_pk)
+    return subjects.c.gallery_pk.in_(sa.select(galleries.c.pk).where(own)) & name
 
 
-def delete_albums(connection: Connection, chosen: sa.ColumnElement[bool], with_jobs: bool = True) -> Counter[str]:
-    """Delete chosen albums, and return what went.
-
-    ``with_jobs``: also the jobs that made them, whose items name the photos. A running job stops then.
-    """
-    ids = connection.execute(sa.select(albums.c.id).where(chosen)).scalars().all()
-    removed = counted(connection, "album", chosen)
-    if with_jobs and ids:
+def delete_rows(connection: Connection, kind: ErasedKind, chosen: sa.ColumnElement[bool]) -> int:
+    """Delete chosen rows of a kind, of albums with the jobs that made them. Return their number."""
+    if kind == "album":
         # Jobs first: a job that stores faces locks its row first, too.
-        connection.execute(jobs.delete().where(jobs.c.id.in_(ids)))
-    connection.execute(albums.delete().where(chosen))
-    return removed
+        connection.execute(jobs.delete().where(jobs.c.id.in_(sa.select(albums.c.id).where(chosen))))
+    return connection.execute(TABLES[kind].delete().where(chosen)).rowcount
 
 
-def record_erasure(
-    vault: Vault,
+def sizes(connection: Connection, gallery_pk: int) -> Counter[str]:
+    """Count the people and photos of a gallery, with its strangers."""
+    own = (galleries.c.pk == gallery_pk) | (galleries.c.companion_of == gallery_pk)
+    counts = sa.func.sum(galleries.c.subject_count), sa.func.sum(galleries.c.template_count)
+    people, photos = connection.execute(sa.select(*counts).where(own)).one()
+    return Counter(subjects=int(people or 0), templates=int(photos or 0))
+
+
+def entry_of(receipt: Receipt, event: str, about: str | None = None, outcome: str = "done", **details: Any) -> Entry:
+    """Return the audit line of an erasure. ``about``: pseudonym of the person."""
+    known = {"receipt": receipt.id, "removed": receipt.removed, **details}
+    if receipt.template is not None:
+        known["template"] = receipt.template
+    return Entry(event, (receipt.gallery_pk, receipt.gallery), about, outcome, known)
+
+
+def _bury(
     connection: Connection,
     gallery: Gallery,
+    key: str,
     kind: ErasedKind,
     removed: Mapping[str, int],
-    subject_id: str | None = None,
-    object_id: str | None = None,
-    *,
-    event: str | None = None,
-    key: str | None = None,
+    subject: str | None,
+    template: str | None = None,
     moved_to: str | None = None,
-    **details: Any,
 ) -> Receipt:
-    """Write the audit line and the receipt. Work that began earlier can no longer store the object.
-
-    Args:
-        object_id: of what is no subject. With ``subject_id``, that is its owner.
-        event: audit event, if it differs from a plain deletion.
-        key: name of the gallery's data key, if the caller computed it before deleting the key.
-        details: further details of the audit line.
-    """
-    counts, now = {table: count for table, count in sorted(removed.items()) if count}, datetime.now(UTC)
-    receipt_id = uuid.uuid4().hex
-    about: dict[str, Any] = {"receipt": receipt_id, "removed": counts, **details}
-    if object_id is not None:
-        about["stranger" if kind == MOVED else kind] = object_id
-    note(vault, connection, event or EVENTS[kind], gallery, subject_id, **about)
-    name, part = (object_id, None) if subject_id is None else (subject_lookup(gallery.seal, subject_id), object_id)
     receipt = Receipt(
-        id=receipt_id,
+        id=uuid.uuid4().hex,
         kind=kind,
         gallery_pk=gallery.pk,
         gallery=gallery.name,
-        subject=name,
-        template=part,
-        removed=counts,
-        at=now,
+        subject=subject,
+        template=template,
+        removed=dict(removed),
+        at=datetime.now(UTC),
         moved_to=moved_to,
     )
-    insert_receipt(connection, receipt, key_name(gallery.seal) if key is None else key)
+    insert_receipt(connection, receipt, key)
     return receipt
 
 
 def insert_receipt(connection: Connection, receipt: Receipt, key: str) -> None:
-    """Insert a receipt. ``key``: name of the data key behind its hashes."""
+    """Insert a tombstone. ``key``: name of the data key behind its hashes."""
     row = {name: value for name, value in vars(receipt).items() if name != "log_emptied"}
     connection.execute(erasures.insert().values(**row, key=key))
 
 
 def last_receipt(
-    connection: Connection, gallery: Gallery, kind: ErasedKind, object_id: str, subject_id: str | None = None
+    connection: Connection, gallery: Gallery, kind: ErasedKind, subject: str | None, template: str | None = None
 ) -> Receipt | None:
-    """Return the latest receipt of an erasure or move. Ids as of :func:`erase`."""
-    subject, part = (object_id, None) if subject_id is None else (subject_id, object_id)
-    is_subject = kind == "subject" or subject_id is not None
-    found = receipts(connection, gallery, subject_lookup(gallery.seal, subject) if is_subject else subject)
-    return next((one for one in found if one.kind in (kind, MOVED) and one.template == part), None)
+    """Return the latest receipt of an erasure or move. Names as of :func:`erase`."""
+    found = receipts(connection, gallery, subject)
+    return next((one for one in found if one.kind in (kind, MOVED) and one.template == template), None)
 
 
-def receipts(connection: Connection, gallery: Gallery, name: str) -> list[Receipt]:
+def receipts(connection: Connection, gallery: Gallery, name: str | None) -> list[Receipt]:
     """Return the receipts of a subject, by its keyed hash, and of its templates, latest first."""
     own = (erasures.c.gallery_pk == gallery.pk) & (erasures.c.subject == name)
     rows = connection.execute(sa.select(erasures).where(own).order_by(erasures.c.pk.desc()))

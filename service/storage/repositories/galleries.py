@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -11,20 +10,17 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from kith.wire.common import ErasedKind
 from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError
 from service.domain.gallery import Gallery, GalleryCounts, GallerySettings
-from service.storage.audit.log import note
+from service.storage.audit.log import append, note
 from service.storage.db.engine import new_version
 from service.storage.db.tables import galleries, generations
 from service.storage.events.outbox import read_webhooks
 from service.storage.repositories import erasures
-from service.storage.repositories.erasures import ErasingStore, Receipt
+from service.storage.repositories.erasures import ErasingStore, Receipt, entry_of
 from service.storage.repositories.gallery_rows import VISIBLE, gallery_of, gallery_rows, update_gallery, webhooks_state
 
 log = logging.getLogger(__name__)
-OF_GALLERY: Final[tuple[ErasedKind, ...]] = ("decoy", "stranger")
-"""What the receipt of a gallery counts beside its subjects and templates."""
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
 GALLERY: Final = gallery_rows().where(VISIBLE, galleries.c.name == sa.bindparam("gallery"))
 VERSION: Final = sa.select(galleries.c.pk, galleries.c.version, webhooks_state().label("webhooks")).where(
@@ -135,16 +131,10 @@ class GalleryStore(ErasingStore):
     def delete(self, name: str) -> tuple[Gallery, Receipt]:
         """Delete a gallery with all its subjects; return it with the receipt. Raises as :meth:`update`."""
         gallery = self.get(name)
-        key = erasures.key_name(gallery.seal)
         with self._database.change(gallery, sealed=False) as connection:
-            counts = sa.select(galleries.c.subject_count, galleries.c.template_count)
-            now = connection.execute(counts.where(galleries.c.pk == gallery.pk)).one()
-            removed = Counter(subjects=now.subject_count, templates=now.template_count)
-            for kind in OF_GALLERY:
-                removed += erasures.counted(connection, kind, erasures.named(gallery.pk, kind, None))
-            # First: whoever stores events takes the gallery's lock before the audit's.
-            connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
-            receipt = erasures.record_erasure(self._database.vault, connection, gallery, "gallery", removed, key=key)
+            receipt = erasures.erase(connection, gallery, "gallery")
+            assert receipt is not None  # noqa: S101 - its row is locked
+            append(self._database.vault, connection, [entry_of(receipt, "gallery_deleted")])
         self._database.vault.evict(gallery.pk)
         self._cache.evict(name)
         return gallery, erasures.with_log_emptied(self._database, receipt)

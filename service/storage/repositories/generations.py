@@ -34,8 +34,8 @@ from service.storage.db.tables import (
     templates,
     vectors,
 )
-from service.storage.repositories.erasures import delete_albums, delete_strangers
-from service.storage.repositories.gallery_rows import gallery_value, is_embedded, update_gallery
+from service.storage.repositories.erasures import delete_rows
+from service.storage.repositories.gallery_rows import gallery_value, is_embedded, strangers_of, update_gallery
 from service.storage.repositories.jobs import ItemOutcome, Job, create_in, record_in
 
 FILL: Final = "migrate"
@@ -196,10 +196,11 @@ class GenerationStore:
             create_in(connection, gallery, DROP, {"generation": away.number})
             useless = sa.select(templates.c.subject_pk).where(~OF_PERSON, ~_embedded(current.number))
             outsiders = (subjects.c.gallery_pk == gallery.pk) & subjects.c.pk.in_(useless)
-            forgotten = connection.execute(subjects.delete().where(outsiders)).rowcount
-            unreadable = delete_strangers(connection, gallery, ~is_embedded(current.number))["strangers"]
+            forgotten = delete_rows(connection, "subject", outsiders)
+            strangers = strangers_of(gallery.pk) & ~is_embedded(current.number)
+            unreadable = delete_rows(connection, "subject", strangers)
             outdated = (albums.c.gallery_pk == gallery.pk) & (albums.c.generation == away.number)
-            unusable = delete_albums(connection, outdated)["albums"]
+            unusable = delete_rows(connection, "album", outdated)
             details = _fingerprints(away, current) | {"left_out": lost, "decoys": forgotten}
             details |= {"strangers": unreadable, "albums": unusable}
             note(self._database.vault, connection, "migration_finished", gallery, **details)

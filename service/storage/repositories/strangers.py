@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -24,13 +24,13 @@ from service.core.errors import GalleryMovedError, InvalidRequestError, NotFound
 from service.domain.events import Event
 from service.domain.gallery import Gallery, GallerySettings, Hit, Item, NewTemplate, Person
 from service.domain.strangers import MAX_STRANGERS, MAX_TEMPLATES, Nearest, Recalled, Stranger
-from service.storage.audit.log import note, pseudonym
+from service.storage.audit.log import append, note, pseudonym
 from service.storage.db.engine import Database, deleted_meanwhile
 from service.storage.db.tables import galleries, last_change, subjects, templates
 from service.storage.events.outbox import publish
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import read_snapshot
-from service.storage.repositories.erasures import ErasingStore, Receipt, delete_strangers, record_erasure
+from service.storage.repositories.erasures import ErasingStore, Receipt, delete_rows, entry_of
 from service.storage.repositories.gallery_rows import gallery_value, is_embedded, read_companion, strangers_of
 from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.subjects import (
@@ -166,7 +166,7 @@ class StrangerStore(ErasingStore):
                 connection.execute(changing.values(updated_at=now, seen_count=stranger.seen_count))
             about: dict[str, Any] = {"data": stranger.sighting(), "stranger_pk": key, "at": now}
             if is_new:
-                removed = _make_room(connection, gallery, companion)
+                removed = _make_room(connection, companion)
                 reported = [Event("stranger_first_seen", **about)]
                 note(vault, connection, REMEMBERED, gallery, published=reported, stranger=stranger.id, **removed)
             else:
@@ -205,11 +205,12 @@ class StrangerStore(ErasingStore):
             owned = templates.update().where(templates.c.subject_pk == stranger.pk)
             connection.execute(owned.values(gallery_pk=gallery.pk, subject_pk=subject.pk, created_at=now))
             move_belongings(connection, stranger.pk, subject.pk)
-            count = stranger.template_count
+            into, count = pseudonym(gallery, subject_id), stranger.template_count
+            receipt = erasures.bury_moved(connection, gallery, stranger.id, into, count)
             enrolled = Event("enrollment", {"subject": subject_id, "template_count": count}, subject_id)
             note(vault, connection, "templates_enrolled", gallery, subject_id, published=[enrolled], templates=count)
-            into = pseudonym(gallery, subject_id)
-            receipt = self._record_move(connection, gallery, stranger, PROMOTED, into, templates=count)
+            line = entry_of(receipt, PROMOTED, stranger=stranger.id, into=into, templates=count)
+            append(vault, connection, [line])
             subject = read_subject(connection, gallery, subject_id)
         self._cache.evict(gallery.name)
         receipt = erasures.with_log_emptied(self._database, receipt)
@@ -235,30 +236,31 @@ class StrangerStore(ErasingStore):
                 "seen_count": source.seen_count + target.seen_count,
             }
             connection.execute(subjects.update().where(subjects.c.pk == target.pk).values(**visits))
-            receipt = self._record_move(connection, gallery, source, MERGED, into)
+            receipt = erasures.bury_moved(connection, gallery, source.id, into, source.template_count)
+            line = entry_of(receipt, MERGED, stranger=source.id, into=into)
+            append(self._database.vault, connection, [line])
             merged = read_stranger(connection, gallery, into)
         return merged, erasures.with_log_emptied(self._database, receipt)
 
     def forget(self, gallery: Gallery, stranger_id: str) -> Receipt:
         """Erase a stranger. A repeated erasure returns the first receipt. Raises as :meth:`promote`."""
-        return self._erase(gallery, "stranger", stranger_id, lambda _, moved: _not_found(gallery, stranger_id, moved))
+        return self._erase(
+            "stranger_forgotten",
+            gallery,
+            "subject",
+            stranger_id,
+            missing=lambda _, moved: _not_found(gallery, stranger_id, moved),
+            among=strangers_of(gallery.pk),
+            stranger=stranger_id,
+        )
 
     def forget_all(self, gallery: Gallery) -> Receipt:
         """Erase all strangers of a gallery, of any recognizer."""
         with self._database.change(gallery) as connection:
-            removed = delete_strangers(connection, gallery, sa.true())
-            receipt = record_erasure(self._database.vault, connection, gallery, "strangers", removed)
+            receipt = erasures.erase(connection, gallery, "subject", None)
+            assert receipt is not None  # noqa: S101 - also without strangers
+            append(self._database.vault, connection, [entry_of(receipt, "strangers_forgotten")])
         return erasures.with_log_emptied(self._database, receipt)
-
-    def _record_move(
-        self, connection: Connection, gallery: Gallery, stranger: Stranger, event: str, into: str, **counts: int
-    ) -> Receipt:
-        """Delete a stranger whose data another one has since, and return the receipt."""
-        removed = delete_strangers(connection, gallery, subjects.c.pk == stranger.pk)
-        removed += Counter(stranger_templates=counts.get("templates", 0))
-        details: dict[str, Any] = {"object_id": stranger.id, "moved_to": into, "into": into, **counts}
-        vault = self._database.vault
-        return record_erasure(vault, connection, gallery, erasures.MOVED, removed, event=event, **details)
 
 
 def _lock(connection: Connection, gallery: Gallery) -> None:
@@ -281,7 +283,7 @@ def _create(connection: Connection, gallery: Gallery, now: datetime) -> Gallery:
     return companion
 
 
-def _make_room(connection: Connection, gallery: Gallery, companion: Gallery) -> dict[str, Any]:
+def _make_room(connection: Connection, companion: Gallery) -> dict[str, Any]:
     """Delete the strangers last seen the longest ago, if there are too many; return their number for an audit line."""
     excess = gallery_value(connection, companion.pk, galleries.c.subject_count) - MAX_STRANGERS
     if excess <= 0:
@@ -289,7 +291,7 @@ def _make_room(connection: Connection, gallery: Gallery, companion: Gallery) -> 
     oldest = sa.select(subjects.c.pk).where(subjects.c.gallery_pk == companion.pk)
     oldest = oldest.order_by(subjects.c.updated_at, subjects.c.pk).limit(excess)
     pks = connection.execute(oldest).scalars().all()
-    return {"removed": dict(delete_strangers(connection, gallery, subjects.c.pk.in_(pks)))}
+    return {"removed": {"subjects": delete_rows(connection, "subject", subjects.c.pk.in_(pks))}}
 
 
 def _rows(gallery: Gallery) -> sa.Select[Any]:
@@ -305,7 +307,7 @@ def read_stranger(connection: Connection, gallery: Gallery, stranger_id: str) ->
     """Raises stranger_not_found."""
     row = connection.execute(_rows(gallery).where(subjects.c.lookup == stranger_id)).first()
     if row is None:
-        raise _not_found(gallery, stranger_id, erasures.last_receipt(connection, gallery, "stranger", stranger_id))
+        raise _not_found(gallery, stranger_id, erasures.last_receipt(connection, gallery, "subject", stranger_id))
     return _stranger_of(row)
 
 

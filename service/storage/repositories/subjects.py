@@ -17,14 +17,15 @@ from service.core.errors import InvalidRequestError, KithError, SubjectExistsErr
 from service.domain.gallery import Described, Gallery, Person, Subject, SubjectFilter, SubjectLabel, SubjectRecord
 from service.domain.person_search import matches
 from service.security.sealing import Seal
-from service.storage.audit.log import note, pseudonym
+from service.storage.audit.log import append, note, pseudonym
 from service.storage.db import bulk_rows
 from service.storage.db.row_sealing import labels_of, open_subject, seal_subject, subject_lookup
 from service.storage.db.tables import IS_PERSON, album_faces, events, labels, subjects, templates
 from service.storage.repositories import erasures
-from service.storage.repositories.erasures import ErasingStore, Receipt
+from service.storage.repositories.erasures import ErasingStore, Receipt, entry_of
 
 MERGED_EVENT: Final = "subject_merged"
+DELETED_EVENT: Final = "subject_deleted"
 MAX_OPENED: Final = 10_000
 """Subjects that one search for names opens: names are sealed, so the database cannot compare them."""
 OPENED_AT_ONCE: Final = 500
@@ -138,16 +139,25 @@ class SubjectStore(ErasingStore):
 
         Raises SubjectNotFoundError, of a merged one with that receipt.
         """
-        return self._erase(gallery, "subject", subject_id, lambda _, moved: _not_found(gallery, subject_id, moved))
+        name = pseudonym(gallery, subject_id)
+        return self._erase(
+            DELETED_EVENT,
+            gallery,
+            "subject",
+            name,
+            missing=lambda _, moved: _not_found(gallery, subject_id, moved),
+            about=name,
+        )
 
     def delete_many(self, gallery: Gallery, subject_ids: Sequence[str]) -> int:
-        """Erase subjects, all or nothing, each with its receipt; return how many existed or were named in an album."""
-        vault = self._database.vault
+        """Erase subjects, all or nothing, each with its receipt; return how many existed."""
+        names = [pseudonym(gallery, each) for each in subject_ids]
         with self._database.change(gallery) as connection:
-            receipts = [erasures.erase(vault, connection, gallery, "subject", each) for each in subject_ids]
+            gone = [one for name in names if (one := erasures.erase(connection, gallery, "subject", name)) is not None]
+            append(self._database.vault, connection, [entry_of(one, DELETED_EVENT, one.subject) for one in gone])
         self._cache.evict(gallery.name)
         self._database.truncate_wal()
-        return sum(receipt is not None for receipt in receipts)
+        return len(gone)
 
     def refuse_existing(self, gallery: Gallery, subject_id: str) -> None:
         """Raises SubjectExistsError."""
@@ -176,22 +186,10 @@ class SubjectStore(ErasingStore):
             changed = sorted(name for name, value in about.items() if value != getattr(target, name))
             if changed:
                 _update(connection, gallery, target.pk, target.model_copy(update=about))
-            vault, by = self._database.vault, pseudonym(gallery, subject_id)
+            vault, by, to = self._database.vault, pseudonym(gallery, subject_id), pseudonym(gallery, into)
+            receipt = erasures.bury_moved(connection, gallery, by, to, count)
             note(vault, connection, "subject_changed", gallery, into, changed=changed, merged=by, templates=count)
-            to, removed = pseudonym(gallery, into), {"subjects": 1, "templates": count}
-            receipt = erasures.record_erasure(
-                vault,
-                connection,
-                gallery,
-                erasures.MOVED,
-                removed,
-                subject_id,
-                event=MERGED_EVENT,
-                moved_to=to,
-                into=to,
-                templates=count,
-            )
-            connection.execute(subjects.delete().where(subjects.c.pk == source.pk))
+            append(vault, connection, [entry_of(receipt, MERGED_EVENT, by, into=to, templates=count)])
             now = read_subject(connection, gallery, into)
         self._cache.evict(gallery.name)
         receipt = erasures.with_log_emptied(self._database, receipt)
@@ -274,7 +272,7 @@ def _refuse_many_decoys(connection: Connection, target_pk: int) -> None:
 
 
 def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> MergedOut:
-    receipt = erasures.last_receipt(connection, gallery, "subject", subject_id)
+    receipt = erasures.last_receipt(connection, gallery, "subject", pseudonym(gallery, subject_id))
     if receipt is None or receipt.kind != erasures.MOVED or receipt.moved_to != pseudonym(gallery, into):
         raise _not_found(gallery, subject_id, receipt)
     now, count = read_subject(connection, gallery, into), receipt.removed.get("templates", 0)

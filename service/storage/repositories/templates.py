@@ -16,7 +16,7 @@ from service.core.errors import KithError, NotFoundError, RefusedError
 from service.domain.events import Event
 from service.domain.gallery import Gallery, IdempotentResponse, Item, NewTemplate, Person, Subject, Template
 from service.domain.gallery_items import vector_bytes
-from service.storage.audit.log import note, pseudonym
+from service.storage.audit.log import append, note, pseudonym
 from service.storage.db import bulk_rows
 from service.storage.db.engine import write_json
 from service.storage.db.key_vault import Vault
@@ -31,7 +31,7 @@ from service.storage.db.row_sealing import (
 from service.storage.db.tables import IS_PERSON, crops, idempotency, subjects, templates, vectors
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import read_snapshot
-from service.storage.repositories.erasures import ErasingStore, Receipt
+from service.storage.repositories.erasures import ErasingStore, Receipt, entry_of
 from service.storage.repositories.subjects import find_subject_pk, insert_subjects, read_subject, refuse_existing
 
 TEMPLATE_COLUMNS: Final = (
@@ -44,6 +44,7 @@ TEMPLATE_COLUMNS: Final = (
     "detection_score",
     "created_at",
 )
+DELETED_EVENT: Final = "template_deleted"
 VECTOR_COLUMNS: Final = ("template_pk", "generation", "vector")
 
 
@@ -156,14 +157,29 @@ class TemplateStore(ErasingStore):
         def missing(connection: Connection, _: Receipt | None) -> KithError:
             return _not_found(read_subject(connection, gallery, subject_id), template_id)
 
-        return self._erase(gallery, "template", template_id, missing, subject_id)
+        owner = pseudonym(gallery, subject_id)
+        return self._erase(
+            DELETED_EVENT,
+            gallery,
+            "template",
+            owner,
+            template_id,
+            missing=missing,
+            among=templates.c.subject_pk.in_(sa.select(subjects.c.pk).where(subjects.c.lookup == owner)),
+            about=owner,
+        )
 
     def delete_many(self, gallery: Gallery, template_ids: Sequence[str]) -> list[Template]:
         """Erase templates of any subjects, all or nothing, each with its receipt; return those that existed."""
         with self._database.change(gallery) as connection:
             found = _read_with_subjects(connection, gallery, templates.c.id.in_(template_ids))
-            for template in found:
-                erasures.erase(self._database.vault, connection, gallery, "template", template.id, template.subject)
+            owners = [pseudonym(gallery, template.subject) for template in found]
+            gone = [
+                erasures.erase(connection, gallery, "template", owner, template.id)
+                for owner, template in zip(owners, found, strict=True)
+            ]
+            lines = [entry_of(one, DELETED_EVENT, one.subject) for one in gone if one is not None]
+            append(self._database.vault, connection, lines)
         self._cache.evict(gallery.name)
         self._database.truncate_wal()
         return found

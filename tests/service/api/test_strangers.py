@@ -173,13 +173,13 @@ def test_merging_and_forgetting(kith: Kith, door: str, astronaut: Photo, actor: 
     assert (merged.stranger.id, merged.stranger.seen_count, merged.stranger.template_count) == (other.id, 2, 2)
     assert (again := largest(kith, astronaut).stranger) is not None and again.id == other.id
     done = kith.forget_stranger(door, other.id)
-    assert (done.stranger_count, done.receipt.subject) == (1, other.id)
+    assert (done.subject_count, done.receipt.subject) == (1, other.id)
     assert kith.forget_stranger(door, other.id).receipt.id == done.receipt.id
     with pytest.raises(KithClientError) as gone:
         kith.stranger(door, other.id)
     assert (gone.value.status, gone.value.code) == (404, "stranger_not_found")
     assert largest(kith, astronaut).stranger is not None
-    assert kith.forget_strangers(door).stranger_count == 1
+    assert kith.forget_strangers(door).subject_count == 1
 
 
 def test_a_key_that_may_only_identify_remembers_and_manages_nothing(

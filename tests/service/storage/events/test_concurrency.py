@@ -74,7 +74,7 @@ def test_no_event_of_a_subject_is_stored_while_it_is_erased(
     after(
         monkeypatch,
         erasures,
-        "record_erasure",
+        "erase",
         lambda: threads.append(in_thread(record_entries, database, [], report)),
     )
     store.subjects.delete(gallery, "ada")

@@ -127,7 +127,7 @@ def test_it_is_done_whole_or_not_at_all(store: Store, monkeypatch: pytest.Monkey
         raise StorageError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(erasures, "record_erasure", full)
+        patched.setattr(erasures, "bury_moved", full)
         with pytest.raises(StorageError):
             store.subjects.merge(gallery, "countess", "ada")
     assert [store.subjects.get(gallery, name) for name in ("ada", "countess")] == before

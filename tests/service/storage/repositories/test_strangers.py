@@ -402,14 +402,14 @@ def test_a_merge_adds_visits_and_keeps_the_best_templates(database: Database, st
 def test_a_forgotten_stranger_is_gone_with_a_receipt(database: Database, store: Store, gallery: Gallery) -> None:
     one, other = see(store, gallery, person(0), person(1))
     receipt = store.strangers.forget(gallery, one.id)
-    assert (receipt.kind, receipt.subject) == ("stranger", one.id)
-    assert receipt.removed == {"strangers": 1, "stranger_templates": 1}
+    assert (receipt.kind, receipt.subject) == ("subject", one.id)
+    assert receipt.removed == {"subjects": 1, "templates": 1}
     assert store.strangers.forget(gallery, one.id).id == receipt.id
     assert [each.id for each in listed(store, gallery)] == [other.id]
     with raises_code("stranger_not_found"):
         store.strangers.forget(gallery, "0" * 32)
     everyone = store.strangers.forget_all(gallery)
-    assert (everyone.kind, everyone.removed["strangers"]) == ("strangers", 1)
+    assert (everyone.kind, everyone.subject, everyone.removed["subjects"]) == ("subject", None, 1)
     assert listed(store, gallery) == [] and count(database, templates) == count(database, vectors) == 0
     assert nearest_to(store, store.galleries.get("g"), person(0)) is None
 
@@ -452,7 +452,7 @@ def test_an_older_backup_does_not_bring_them_back(database_url: DatabaseUrl, tmp
 def test_a_deleted_gallery_takes_its_strangers_along(database: Database, store: Store, gallery: Gallery) -> None:
     see(store, gallery, person(0), person(1))
     _, receipt = store.galleries.delete("g")
-    assert receipt.removed == {"stranger_templates": 2, "strangers": 2}
+    assert receipt.removed == {"subjects": 2, "templates": 2}
     assert not any(count(database, table) for table in (galleries, data_keys, subjects, templates, vectors))
     with pytest.raises(GalleryNotFoundError):
         see(store, gallery, person(0))
