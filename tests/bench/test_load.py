@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bench.load import Generator, Order, content_length, look_at, multipart
-from bench.photos import GROUP_FACES, PROBES, groups, lfw_probes, people
+from bench.load import Generator, Order, look_at, multipart
 from bench.servers import naive_server
 from models.pack.loading import BUNDLED_PACK
 from tests.conftest import jpeg
@@ -52,27 +50,3 @@ def test_the_naive_server_answers(generator: Generator, astronaut: NDArray[np.ui
     assert tally.answered == tally.faces == CLIENTS
     assert figures.cpu_s > 0
     assert 10e6 < figures.rss_bytes <= figures.peak_bytes
-
-
-def test_a_server_that_hangs_up_is_an_error(generator: Generator) -> None:
-    with pytest.raises(ConnectionError):
-        generator.run(order(1, [b""], b"", 1))
-
-
-def test_content_length() -> None:
-    assert content_length(b"HTTP/1.1 200 OK\r\nDate: x\r\ncontent-LENGTH: 17") == 17
-    with pytest.raises(ValueError, match="Content-Length"):
-        content_length(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked")
-
-
-def test_probes_are_people_and_strangers_by_turns(data: Path) -> None:
-    everybody = people(data)
-    probes = lfw_probes(everybody)
-    assert len(set(probes)) == PROBES
-    enrolled = {person.photos[0].read_bytes() for person in everybody[:3000]}
-    assert not enrolled & set(probes)
-
-
-def test_groups_have_several_faces(data: Path) -> None:
-    assert len(groups(data, 3)) == 3
-    assert min(GROUP_FACES) > 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +12,10 @@ from bench.open_set import (
     Row,
     calibration_of,
     goals,
-    measure,
     over_http,
-    ratios,
 )
 from bench.risk_photos import QUALITY, SAME_PEOPLE, Faces, rows_of, with_one_name
-from bench.risk_trials import FPIR, Domain, draws, equal_weights, group_rates, identified, judge, risk_of, search
+from bench.risk_trials import FPIR, Domain, draws, equal_weights, identified, judge, risk_of, search
 from models.pack.manifest import ModelPack
 from models.risk.impostor_evidence import RIVAL_WEIGHT
 from models.vision.recognition import l2_normalize
@@ -66,12 +63,6 @@ def test_enrolled_photos_probes_and_strangers_are_different(domain: Domain, rng:
             assert all(photo.startswith("side") for photo in faces.photos[np.concatenate([mated, strangers])])
 
 
-def test_people_without_probes_fill_large_galleries(rng: np.random.Generator) -> None:
-    (draw,) = draws(simulated(rng), SIMULATED, 1, 500, 1, 0)
-    assert len(np.unique(draw.snapshot.subject_pks)) == 500
-    assert len(np.unique(draw.mates)) == 120
-
-
 def test_ratios_are_of_what_the_service_decides(pack: ModelPack, rng: np.random.Generator) -> None:
     (draw,) = draws(simulated(rng), SIMULATED, 2, 60, 1, 0)
     outcomes = judge(draw, calibration_of(pack))
@@ -102,15 +93,6 @@ def test_each_person_has_the_same_weight() -> None:
     assert len(equal_weights(np.array([], str))) == 0
 
 
-def test_a_domain_without_mated_probes_has_no_fnir(pack: ModelPack, rng: np.random.Generator) -> None:
-    alone = replace(SIMULATED, mated=None)
-    (draw,) = draws(simulated(rng), alone, 1, 40, 1, 0)
-    assert all(math.isnan(outcome.fnir) for outcome in judge(draw, calibration_of(pack)))
-    rows = measure("simulated", simulated(rng), calibration_of(pack), [replace(alone, cells=((1, (40,)),))], 1, 0)
-    assert all(found.fnir is None for found in rows)
-    assert ratios(rows).endswith("| - | - |")
-
-
 def test_a_missed_goal_is_named() -> None:
     kept = [row(), row(fpir=0.1), row(fpir=0.003, ratio=0.0), row(domain="dark", group="degraded", ratio=0.2, low=0.1)]
     assert goals(kept).count("kept in") == 5
@@ -129,16 +111,6 @@ def test_a_missed_goal_is_named() -> None:
     assert "\n- " not in goals([row(templates=1, promised_fnir=0.9)])
 
 
-def test_the_table_has_one_line_per_gallery() -> None:
-    rows = [row(fpir=fpir, people=people) for people in (50, 300) for fpir in FPIR]
-    lines = ratios(rows).splitlines()
-    assert len(lines) == 4
-    assert lines[-1] == (
-        "| kith-compact | LFW | 2 | 300 | 1.10 (0.80-1.50) | 1.10 (0.80-1.50) | 1.10 (0.80-1.50) | 1.10 (0.80-1.50) "
-        "| 20.0 / 19.0 / 22.0 | 20.0 / 19.0 / 22.0 |"
-    )
-
-
 def test_http_decides_as_the_functions(pack: ModelPack, rng: np.random.Generator, tmp_path: Path) -> None:
     sets = {"lfw": simulated(rng, several=70, strangers=400)["faces"]}
     assert over_http(pack, sets, tmp_path, people=60) == 0
@@ -153,11 +125,3 @@ def test_each_person_has_one_name(rng: np.random.Generator) -> None:
     found = with_one_name(replace(faces, people=people))
     assert found.people.tolist() == [*8 * [same[renamed]], "somebody"]
     assert (found.vectors == np.delete(faces.vectors, 8, axis=0)).all()
-
-
-def test_rates_of_groups_are_of_strangers_of_the_group(pack: ModelPack, rng: np.random.Generator) -> None:
-    faces = simulated(rng, 0)["faces"]
-    groups = {photo: "even" if i % 2 else "odd" for i, photo in enumerate(faces.photos[:1200].tolist())}
-    rates = group_rates(faces, groups, calibration_of(pack), 50, 0.1, range(2))
-    assert rates.keys() == {"even", "odd"}
-    assert rates["even"] == pytest.approx(rates["odd"], abs=0.05)

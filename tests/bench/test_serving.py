@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 import pytest
 
@@ -24,12 +23,7 @@ from bench.serving import (
     measure,
     quoted,
     report,
-    taken,
 )
-
-
-def test_spread() -> None:
-    assert spread([3.0, 1.0, 10.0]) == {"median": 3.0, "min": 1.0, "max": 10.0}
 
 
 def test_a_cell() -> None:
@@ -42,11 +36,6 @@ def test_a_cell() -> None:
     assert figures["generator_cores"] == 0.25
     assert figures["cpu_ms_per_photo"] == pytest.approx(1000 * 0.27 / 135)
     assert figures["rss_mb"] == 200
-
-
-def test_nothing_answered_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="Kith answered nothing"):
-        cell("Kith", Tally(1.0, 0, 0, {503: [1.0]}), 0.1, ProcessFigures(1.0, 1, 1))
 
 
 def test_systems_take_turns_and_ratios_are_of_a_round() -> None:
@@ -66,19 +55,6 @@ def test_systems_take_turns_and_ratios_are_of_a_round() -> None:
     assert (measured["commit"], measured["machine"]) == (commit(), machine())
     assert measured["systems"]["own"]["photos_per_s"] == {"median": 40.0, "min": 20.0, "max": 60.0}
     assert measured["ratios"][f"own / {LOOP}"]["photos_per_s"] == {"median": 2.5, "min": 2.0, "max": 3.0}
-
-
-def test_cells_of_other_runs_are_distinguished() -> None:
-    def of(day: str, commit: str) -> dict[str, Any]:
-        return {"date": day, "commit": commit, "machine": "M", "networks": {"Kith": "detector openvino bf16"}}
-
-    both = {"clients": {"1": of("2026-11-20", "aaa"), "4": of("2026-11-21", "bbb"), "16": of("2026-11-21", "bbb")}}
-    lines = taken({"sets": {"lfw": both, "groups": {"clients": {"16": of("2026-11-21", "bbb")}}}})
-    said = "M. Kith: detector openvino bf16."
-    assert lines == [
-        f"- lfw at 1 clients: 2026-11-20, commit aaa, {said}",
-        f"- lfw at 4, 16 clients; groups at 16 clients: 2026-11-21, commit bbb, {said}",
-    ]
 
 
 def test_the_readme_has_the_table() -> None:

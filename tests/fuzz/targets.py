@@ -38,12 +38,10 @@ from service.storage.transfer.ndjson import Lines, header_line, lines_of
 from tests.service.inference.decoders import FORMATS, open_photo
 from tests.service.inference.image_files import (
     SMALL,
-    canvas,
     encode,
     gif,
     heic,
     heic_grid,
-    heic_overlay,
     ifd,
     scans,
     tiff,
@@ -78,10 +76,6 @@ def _photos() -> Iterator[bytes]:
     yield heic(small)
     yield heic(small.convert("LA"), exif=_turned())
     yield heic_grid(0, 1, 128, 64)
-    yield heic_overlay(canvas(64))
-    # A decoy before the canvas, in an extent without a length, and in another box.
-    yield heic_overlay(canvas(32).ljust(64, b"\0") + canvas(64), listed=[[(0, 0), (64, 26)]])
-    yield heic_overlay(canvas(64), canvas(32))
     yield encode(small, "JPEG", progressive=True)
     yield encode(small.convert("CMYK"), "JPEG")
     yield encode(small.convert("P"), "PNG", transparency=3)

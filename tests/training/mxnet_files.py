@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from training.data.recordio import IR_HEADER, LENGTH_BITS, MAGIC, MAX_LENGTH, PART, PartPosition
+from training.data.recordio import IR_HEADER, LENGTH_BITS, MAGIC, PART, PartPosition
 
 
 def pack(labels: float | Sequence[float], image: bytes, key: int) -> bytes:
@@ -19,15 +19,9 @@ def pack(labels: float | Sequence[float], image: bytes, key: int) -> bytes:
 
 
 def write_records(path: Path, records: Iterable[tuple[int, bytes]]) -> None:
-    """Write ``path`` (``.rec``) and the ``.idx`` beside it from keys and records.
-
-    Raises:
-        ValueError: a record is longer than the format can say (512 MiB).
-    """
+    """Write ``path`` (``.rec``) and the ``.idx`` beside it from keys and records."""
     with path.open("wb") as stream, path.with_suffix(".idx").open("w", encoding="ascii") as index:
         for key, record in records:
-            if len(record) > MAX_LENGTH:
-                raise ValueError(f"record {key} has {len(record)} bytes; the format ends at {MAX_LENGTH}")
             index.write(f"{key}\t{stream.tell()}\n")
             cuts = 4 * np.flatnonzero(np.frombuffer(record, "<u4", len(record) // 4) == MAGIC)
             begins, ends = [0, *(cuts + 4)], [*cuts, len(record)]
@@ -60,11 +54,5 @@ def write_faces(path: Path, images: Sequence[bytes], labels: Sequence[int]) -> N
 
 
 def write_bin(path: Path, images: Sequence[bytes], same: Sequence[bool]) -> None:
-    """Write encoded images, two a pair, in the published layout.
-
-    Raises:
-        ValueError: there are not two images a pair.
-    """
-    if len(images) != 2 * len(same):
-        raise ValueError(f"{len(images)} images for {len(same)} pairs")
+    """Write encoded images, two a pair, in the published layout."""
     path.write_bytes(pickle.dumps(([bytes(i) for i in images], [bool(s) for s in same]), protocol=4))

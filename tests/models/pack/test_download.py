@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,16 +56,6 @@ def test_an_interrupted_download_resumes(downloader: Downloader, target: Path) -
         ("/f", "bytes=100000-", '"1"'),
         ("/f", "bytes=150000-", '"1"'),
     ]
-
-
-def test_a_later_run_resumes(downloader: Downloader, target: Path) -> None:
-    with serving({"/f": File(CONTENT, cuts=[10_000, 10_000])}) as server:
-        with Downloader(attempts=2, backoff_s=0.0) as impatient, pytest.raises(DownloadError, match="2 times"):
-            impatient.fetch(f"{server.url}/f", target, SHA256)
-        assert not target.exists()
-        downloader.fetch(f"{server.url}/f", target, SHA256)
-    assert target.read_bytes() == CONTENT
-    assert server.requests[-1][1] == "bytes=20000-"
 
 
 def test_a_changed_file_restarts_from_the_beginning(downloader: Downloader, target: Path) -> None:
@@ -205,21 +194,6 @@ with serving({{"/f": File(bytes(300_000))}}) as server, Downloader() as download
     assert "disk_full" in done.stderr
     assert "KITH_MODELS_DIR" in done.stderr
     assert not target.exists()
-
-
-def test_concurrent_downloads_are_independent(tmp_path: Path) -> None:
-    def fetch(folder: Path, url: str) -> None:
-        folder.mkdir()
-        with Downloader(backoff_s=0.0) as downloader:
-            downloader.fetch(url, folder / "f", SHA256)
-
-    with serving({"/f": File(CONTENT, cuts=[1000, 2000, 3000])}) as server:
-        threads = [threading.Thread(target=fetch, args=(tmp_path / name, f"{server.url}/f")) for name in "abc"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert all((tmp_path / name / "f").read_bytes() == CONTENT for name in "abc")
 
 
 def test_urls_are_shown_without_credentials() -> None:

@@ -58,7 +58,6 @@ def _custom(path: Path) -> None:
 
 OWN_FILES: dict[str, tuple[Write, str]] = {
     "a damaged file": (_damaged, "is not an ONNX file"),
-    "no network at all": (lambda p: p.write_text("version https://git-lfs.github.com/spec/v1"), "is not an ONNX file"),
     "an empty file": (lambda p: p.write_bytes(b""), "takes no images"),
     "a folder": (lambda p: p.mkdir(), "is not a file"),
     "custom operators": (_custom, "'Mine' of 'own'"),
@@ -72,18 +71,11 @@ OWN_FILES: dict[str, tuple[Write, str]] = {
     "a crop of unknown alignment": (lambda p: color_network(p, images(160)), "no face crop of 160x160"),
     "an oblong crop": (lambda p: color_network(p, [1, 3, 128, 112]), "images of 112x128"),
     "channels last": (lambda p: color_network(p, [1, 112, 112, 3], axes=(1, 2)), "takes no images"),
-    "gray images": (lambda p: color_network(p, [1, 1, 112, 112]), "takes no images"),
-    "vectors": (lambda p: color_network(p, [1, 512]), "takes no images"),
-    "no declared input": (lambda p: color_network(p, None), "takes no images"),
     "an open size": (lambda p: color_network(p, ["batch", 3, "height", "width"]), "no fixed height and width"),
-    "an open embedding": (lambda p: color_network(p, declared=["batch", "numbers"]), "no length of its embedding"),
-    "an empty embedding": (lambda p: color_network(p, declared=["batch", 0]), "no length of its embedding"),
     "an undeclared embedding": (lambda p: color_network(p, declared=None), "no length of its embedding"),
     "pixels as bytes": (lambda p: color_network(p, dtype=TensorProto.INT8), "has another type"),
     "a detector without points": (lambda p: color_network(p, images(640), 1, outputs=6), "6 outputs"),
-    "outputs of other shapes": (lambda p: color_network(p, images(640), 7, declared=[1, 7], outputs=9), "9 outputs"),
     "an emotion network": (lambda p: color_network(p, numbers=8, declared=["batch", 8]), "a further recognizer"),
-    "landmarks of a crop": (lambda p: color_network(p, numbers=196, declared=["batch", 196]), "a further recognizer"),
 }
 """Networks of users, named so that they come first."""
 

@@ -57,15 +57,6 @@ def test_compiled_shapes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(network._compiled) == 3
 
 
-def test_a_large_network_is_compiled_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    crops = rng.standard_normal((11, 3, 112, 112)).astype(np.float32)
-    wanted = OpenVinoNetwork(BUNDLED_PACK / "recognizer.onnx").run(crops)[0]
-    monkeypatch.setattr(openvino_network, "LARGE_FILE_BYTES", 1)
-    network = OpenVinoNetwork(BUNDLED_PACK / "recognizer.onnx")
-    np.testing.assert_allclose(network.run(crops)[0], wanted, atol=1e-3 * np.abs(wanted).max())
-    assert len(network._compiled) == 1
-
-
 def test_a_large_detector_is_compiled_once_for_all_canvases(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:

@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import stat
-import tempfile
 import timeit
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,8 +18,6 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
@@ -31,7 +28,6 @@ from service.core.errors import (
     SubjectNotFoundError,
 )
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
-from service.index.follower import Followers, in_process
 from service.storage.db import engine
 from service.storage.db.row_sealing import labels_of
 from service.storage.db.tables import labels, metadata, subjects
@@ -180,18 +176,6 @@ def test_deleting_what_is_not_there(store: Store, gallery: Gallery) -> None:
         store.templates.delete(gallery, "a", "0" * 32)
 
 
-def test_a_deleted_vector_leaves_no_bytes_behind(tmp_path: Path, rng: np.random.Generator) -> None:
-    store = Store(open_database(f"sqlite:///{tmp_path / 'kith.db'}"))
-    gallery = store.galleries.create("g", "f" * 32, 64, GallerySettings())
-    (vector,) = l2_normalize(rng.normal(size=(1, 64)))
-    store.templates.enroll(gallery, "a", [template(vector)], None)
-    store.subjects.delete(gallery, "a")
-    with sa.create_engine(f"sqlite:///{tmp_path / 'kith.db'}").connect() as connection:
-        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-    store.close()
-    assert vector.tobytes() not in (tmp_path / "kith.db").read_bytes()
-
-
 def brute_force(
     enrolled: dict[str, list[NewTemplate]], probe: Float, k: int, among: set[str] | None
 ) -> list[tuple[str, float]]:
@@ -209,53 +193,6 @@ def of_some_quality(vector: Float, rng: np.random.Generator) -> NewTemplate:
     if rng.random() < 0.3:
         return template(vector)
     return NewTemplate(uuid.uuid4().hex, vector, "photo", {"score": round(float(rng.random()), 3)})
-
-
-STEPS = ["enroll", "delete subject", "delete template", "search"]
-
-
-@settings(max_examples=60)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    steps=st.lists(st.sampled_from(STEPS), max_size=40),
-    k=st.integers(1, 5),
-)
-def test_two_followers_answer_as_brute_force(seed: int, steps: list[str], k: int) -> None:
-    """Random enrollment and deletion; two indexes over one database, as two processes would be."""
-    rng = np.random.default_rng(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        store = Store(open_database(f"sqlite:///{folder}/kith.db"))
-        gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-        replicas = [Followers(in_process(store)), Followers(in_process(store))]
-        enrolled: dict[str, list[NewTemplate]] = {}
-        for step in [*steps, "search"]:
-            subject = f"s{rng.integers(6)}"
-            if step == "enroll":
-                vectors = l2_normalize(rng.normal(size=(int(rng.integers(1, 12)), DIMENSION)))
-                new = [of_some_quality(v, rng) for v in vectors]
-                store.templates.enroll(store.galleries.get("g"), subject, new, None)
-                enrolled.setdefault(subject, []).extend(new)
-            elif step == "delete subject" and subject in enrolled:
-                store.subjects.delete(gallery, subject)
-                del enrolled[subject]
-            elif step == "delete template" and enrolled.get(subject):
-                store.templates.delete(gallery, subject, enrolled[subject].pop(0).id)
-            elif step == "search":
-                probes = l2_normalize(rng.normal(size=(3, DIMENSION)))
-                among = None if rng.random() < 0.5 else {f"s{i}" for i in range(3)}
-                names = {s.pk: s.id for s in store.subjects.list_page(gallery, None, 100, SubjectFilter())}
-                keys = (
-                    None if among is None else np.array(sorted(pk for pk, n in names.items() if n in among), np.int64)
-                )
-                everybody = [name for name, owned in enrolled.items() if owned and (among is None or name in among)]
-                for follower in (r.catch_up_blocking(gallery) for r in replicas):
-                    results, compared = follower.search(probes, k, keys)
-                    assert compared == len(everybody)
-                    for probe, hits in zip(probes, results, strict=True):
-                        expected = brute_force(enrolled, probe, k, among)
-                        assert [names[h.subject_pk] for h in hits] == [name for name, _ in expected]
-                        assert np.allclose([h.similarity for h in hits], [s for _, s in expected], atol=1e-5)
-        store.close()
 
 
 def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:

@@ -409,46 +409,6 @@ def test_one_gallery_waits_in_one_thread_only(rng: np.random.Generator) -> None:
     assert len(index.view) == 1200 and not index.needs_compaction()
 
 
-def test_more_candidates_are_tried_before_a_kind_is_given_up(rng: np.random.Generator) -> None:
-    vectors = l2_normalize(rng.normal(size=(8000, 16)))
-    index = filled("compact", vectors, SMALL)
-    stats = index.stats()
-    assert (
-        stats.candidate_count is not None and stats.candidate_count > trainer_for("cpu")("compact", vectors).depths[0]
-    )
-    assert stats.recall is not None and stats.recall.at_1 >= 0.999
-
-
-def test_searches_find_every_subject_while_segments_are_rebuilt(rng: np.random.Generator) -> None:
-    vectors = clustered(rng, 3000, 2, 32)
-    index = filled("compact", vectors, SMALL)
-    stop, failures, searches = threading.Event(), [], [0, 0]
-
-    def search(number: int) -> None:
-        own = np.random.default_rng(number)
-        while not stop.is_set():
-            rows = own.integers(0, 6000, 3)
-            found = index.view.search(vectors[rows], 1)
-            searches[number] += 1
-            if not np.allclose(found.similarities[:, 0], 1, atol=1e-4):
-                failures.append(found)
-
-    threads = [threading.Thread(daemon=True, target=search, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for sequence in range(6001, 6013):
-        rows = rng.integers(0, 6000, 200)
-        keys = np.unique(rows + 1)
-        # The same vectors under the same keys: every subject must be found at all times.
-        index.apply([batch(keys.tolist(), vectors[keys - 1], sequence)])
-        index.compact()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not failures and min(searches) > 0
-    assert len(index.view) == 6000
-
-
 def test_a_new_segment_contains_changes_made_during_its_build(rng: np.random.Generator) -> None:
     vectors = clustered(rng, 2000, 1, 32)
     index = index_of(32, "compact", sizes=SMALL)

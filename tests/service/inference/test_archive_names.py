@@ -15,11 +15,9 @@ import pytest
 
 from kith.wire.identifiers import normalize_id
 from service.core.errors import ArchiveInvalidError
-from service.inference.archive_names import name_of
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents
 
 LIMITS = ArchiveLimits(1000, 100_000, 1_000_000)
-JOSE = "José".encode()
 UTF8_FLAG = 0x800
 
 
@@ -52,12 +50,6 @@ def names(tmp_path: Path, payload: bytes) -> list[str]:
     path = tmp_path / "people.zip"
     path.write_bytes(payload)
     return [member.path for member in iterate_members(path, LIMITS)]
-
-
-def test_a_name_in_utf_8_needs_no_flag(tmp_path: Path) -> None:
-    payload = zip_of((JOSE + b"/1.jpg", False, b""), (JOSE + b"/2.jpg", True, b""), (b"ada/1.jpg", False, b""))
-    assert names(tmp_path, payload) == ["José/1.jpg", "José/2.jpg", "ada/1.jpg"]
-    assert {member.read() for member in iterate_members(tmp_path / "people.zip", LIMITS)} == {b"photo"}
 
 
 def test_the_unicode_extra_field_has_the_name_of_a_lossy_entry(tmp_path: Path) -> None:
@@ -156,15 +148,6 @@ def gnu_tar_of(*names: bytes) -> bytes:
         for name in names:
             archive.addfile(tarfile.TarInfo(name.decode("latin-1")), io.BytesIO())
     return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    "extra", [b"\x75\x70", b"\x75\x70\xff\0" + bytes(2), struct.pack("<HH", 0x7075, 3) + b"\1\0\0"]
-)
-def test_a_damaged_extra_field_is_no_name(extra: bytes) -> None:
-    info = zipfile.ZipInfo("ada/1.jpg")
-    info.extra = extra
-    assert name_of(info, None) == ("ada/1.jpg", True)
 
 
 @pytest.mark.parametrize("extra", [b"\x99\x99\x32\x00ab", b"\x01\x00\xff\xff", b"\x75\x70\xff\x00ab"])

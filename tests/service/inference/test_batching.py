@@ -254,21 +254,6 @@ def test_of_many_that_wait_each_is_served_within_a_turn_of_the_others(
         here = [part for part in here if part.left]
 
 
-def test_one_of_a_hundred_faces_delays_others_by_a_turn() -> None:
-    async def run(held: Held) -> None:
-        async with busy(held, max_queue=1000) as (batcher, group):
-            group.create_task(batcher.submit(list(range(100, 200))))
-            await asyncio.sleep(0)
-            for single in range(1, 10):
-                group.create_task(batcher.submit([single]))
-            await asyncio.sleep(0)
-
-    held = Held()
-    asyncio.run(run(held))
-    assert held.batches[1:4] == [list(range(100, 108)), list(range(1, 9)), [9, *range(108, 115)]]
-    assert held.batches[4][:2] == [115, 116]
-
-
 def test_background_work_fills_what_requests_leave_free_and_is_not_starved() -> None:
     async def run(held: Held) -> None:
         async with busy(held, sizes=(1, 2)) as (batcher, group):
@@ -283,38 +268,6 @@ def test_background_work_fills_what_requests_leave_free_and_is_not_starved() -> 
     assert held.batches[1:8] == [[20 + 2 * n, 21 + 2 * n] for n in range(7)]
     # The background's own batches are halved, for who comes meanwhile waits for their end.
     assert held.batches[8:] == [[10], [34, 35], [36, 11], [12], [14], [15]]
-
-
-def test_background_work_leads_one_batch_in_eight_though_it_wants_another_network() -> None:
-    order: list[int] = []
-
-    def note(items: list[int]) -> list[int]:
-        order.extend(items)
-        return double(items)
-
-    class Noted(Held):
-        def __call__(self, items: list[int]) -> list[int]:
-            order.extend(items)
-            return super().__call__(items)
-
-    async def run() -> None:
-        held = Noted()
-        with DevicePool() as devices:
-            async with (
-                Batcher("a", devices, [held], (1,), 100) as first,
-                Batcher("b", devices, [note], (1,), 100) as second,
-                asyncio.TaskGroup() as group,
-            ):
-                group.create_task(first.submit([0]))
-                await asyncio.to_thread(held.begun.acquire)
-                group.create_task(second.submit([101, 102, 103], background=True))  # it waits longest
-                for single in range(20, 36):
-                    group.create_task((first if single % 2 else second).submit([single]))
-                await asyncio.sleep(0)
-                held.let_go()
-
-    asyncio.run(run())
-    assert order == [0, *range(20, 27), 101, *range(27, 34), 102, 34, 35, 103]
 
 
 def test_a_batch_of_the_background_alone_is_as_large_as_can_be() -> None:
@@ -349,41 +302,6 @@ def test_a_batch_is_cut_where_filling_it_up_costs_more() -> None:
         assert not costs.add(1, "flat", count, 100)
     assert [costs.fitting("k", waiting) for waiting in (3, 5, 6, 7, 8)] == [2, 4, 4, 7, 8]
     assert [costs.fitting("flat", waiting) for waiting in (3, 5, 6, 7, 8)] == [3, 5, 6, 7, 8]
-
-
-def test_devices_work_at_once_and_networks_of_one_device_by_turns() -> None:
-    together = threading.Barrier(2, timeout=60)
-    order: list[int] = []
-
-    def meet(items: list[int]) -> list[int]:
-        together.wait()
-        return double(items)
-
-    def note(items: list[int]) -> list[int]:
-        order.extend(items)
-        return double(items)
-
-    async def run() -> None:
-        async with batcher_of(meet, meet, sizes=(1,)) as batcher:
-            assert await batcher.submit([1, 2]) == [2, 4]
-        held = Held()
-        with DevicePool() as devices:
-            async with (
-                Batcher("a", devices, [held], (1, 2), 100) as first,
-                Batcher("b", devices, [note], (1, 2), 100) as second,
-                asyncio.TaskGroup() as group,
-            ):
-                group.create_task(first.submit([0]))
-                await asyncio.to_thread(held.begun.acquire)
-                for items in ([1, 2], [3, 4]):
-                    group.create_task(first.submit(items))
-                    group.create_task(second.submit(items))
-                await asyncio.sleep(0)
-                assert not order  # one device, one batch
-                held.let_go()
-        assert held.batches == [[0], [1, 2], [3, 4]] and order == [1, 2, 3, 4]
-
-    asyncio.run(run())
 
 
 def test_an_older_photo_that_comes_from_another_network_goes_first() -> None:
@@ -584,17 +502,3 @@ def test_a_function_that_gives_too_few_results_fails_its_items() -> None:
                 await batcher.submit([1, 2])
 
     asyncio.run(run())
-
-
-def test_closing_answers_what_was_accepted() -> None:
-    async def run() -> list[int]:
-        async with batcher_of(double, sizes=(1, 2)) as batcher:
-            task = asyncio.create_task(batcher.submit([1, 2, 3, 4, 5]))
-            await asyncio.sleep(0)
-        with pytest.raises(OverloadedError):
-            await batcher.submit([6])
-        with pytest.raises(OverloadedError):
-            await batcher.submit([6], background=True)
-        return await task
-
-    assert asyncio.run(run()) == [2, 4, 6, 8, 10]

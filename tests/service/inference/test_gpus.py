@@ -19,14 +19,11 @@ from models.engines.selection import (
     input_shapes,
     make_probe,
     open_networks,
-    open_on_device,
-    open_on_gpus,
 )
 from models.errors import RuntimeUnavailableError
 from models.pack.manifest import ModelPack
-from models.runtime.cuda_network import CUDA, CudaNetwork, Device, visible_gpus
+from models.runtime.cuda_network import CUDA, visible_gpus
 from models.runtime.onnx_runtime import available_providers
-from models.vision.recognition import Recognizer
 from service.api.routes.system import get_readiness
 from service.app import create_app
 from service.cli.tools.doctor import diagnose
@@ -95,17 +92,6 @@ def test_the_doctor_says_the_same(tmp_path: Path) -> None:
     assert idle.verdict == "ok"
 
 
-@without_gpu
-def test_a_gpu_is_wanted_only_where_it_is_there_or_asked_for(pack: ModelPack, tmp_path: Path) -> None:
-    assert [GpuPreference(where).wants_gpu for where in ("auto", "cpu", "gpu")] == [False, False, True]
-    wanted = open_networks(pack.recognition, EnginePreference(gpu=GpuPreference("gpu", folder=tmp_path)))
-    assert wanted.gpu_error is not None
-    assert not isinstance(wanted.networks[0], CudaNetwork)
-    assert open_networks(pack.recognition, EnginePreference()).gpu_error is None
-    with pytest.raises(RuntimeUnavailableError):
-        open_on_gpus(pack.recognition, GpuPreference("gpu", folder=tmp_path))
-
-
 def test_what_only_a_cpu_has_is_not_asked_of_a_gpu(pack: ModelPack) -> None:
     assert not EnginePreference(engine="openvino").wants_gpu
     assert EnginePreference(engine="openvino", gpu=GpuPreference("gpu")).wants_gpu
@@ -124,14 +110,6 @@ def test_every_shape_that_a_service_meets_is_prepared(pack: ModelPack) -> None:
     probe = make_probe(pack.detection, input_shapes(pack.detection))
     assert probe.shape == (1, 3, 256, 256)
     assert -1.0 <= probe.min() < -0.9 < 0.9 < probe.max() <= 1.0
-
-
-def test_a_recognizer_opened_as_on_a_gpu(pack: ModelPack, recognizer: Recognizer, tmp_path: Path) -> None:
-    """All but CUDA itself: every shape, the converted file, the comparison with fp32."""
-    network = open_on_device(pack.recognition, Device("cpu"), tmp_path)
-    crops = np.random.default_rng(3).integers(0, 256, (33, 112, 112, 3)).astype(np.uint8)
-    there, here = Recognizer(network, pack.recognition).embed(crops), recognizer.embed(crops)
-    assert (there * here).sum(1).min() > 0.999
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 import signal
 import struct
 import zlib
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -78,176 +79,178 @@ def test_a_heic_is_turned_once(orientation: int, scene: Pixels) -> None:
     assert (photo.height, photo.width) == scene.shape[:2]
 
 
-# Colors
+# Pixels: each family of files by a function of a photo, which yields what is encoded, what is expected, and how near.
 
 
-@pytest.mark.parametrize(
-    ("kind", "modes"),
-    [
-        ("GIF", ("L", "LA", "P", "1", "RGBA")),
-        ("BMP", ("L", "P", "1", "RGBA")),
-        ("TIFF", ("L", "LA", "P", "1", "RGBA", "CMYK")),
-        ("PNG", ("L", "LA", "P", "1", "RGBA")),
-    ],
-)
-def test_every_mode_becomes_rgb(kind: str, modes: tuple[str, ...], scene: Pixels) -> None:
-    for mode in modes:
-        image = Image.fromarray(scene).convert(mode)
-        assert apart(decode(encode(image, kind), LIMITS), np.asarray(image.convert("RGB"))) < 3, mode
+Sample = tuple[str, bytes, Pixels, float]
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA"])
-def test_heic_of_every_mode(mode: str, astronaut: Pixels) -> None:
-    image = Image.fromarray(astronaut).convert(mode)
-    if mode.endswith("A"):
-        image.putalpha(Image.linear_gradient("L").resize(image.size))
+def grays(photo: Pixels) -> Pixels:
+    """Return the red channel three times."""
+    return np.repeat(photo[..., :1], 3, 2)
+
+
+def on_white(image: Image.Image) -> Pixels:
     white = Image.new("RGBA", image.size, "white")
-    expected = np.asarray(Image.alpha_composite(white, image.convert("RGBA")).convert("RGB"))
-    assert apart(decode(heic(image), LIMITS), expected) < 1
+    return np.asarray(Image.alpha_composite(white, image.convert("RGBA")).convert("RGB"))
 
 
-def test_heic_subsampled_and_compressed_as_phones_do(astronaut: Pixels) -> None:
-    assert apart(decode(heic(Image.fromarray(astronaut), quality=70, chroma=420), LIMITS), astronaut) < 4
+def fading(photo: Pixels, mode: str = "RGB") -> Image.Image:
+    image = Image.fromarray(photo).convert(mode)
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    return image
 
 
-@pytest.mark.parametrize("mode", ["RGB;16", "RGBA;16", "I;16"])
-def test_heic_of_more_than_8_bits(mode: str, astronaut: Pixels) -> None:
-    values = astronaut.astype(np.uint16) * 257
-    opaque = np.full(values.shape[:2], 65535, np.uint16)
-    sent = {"RGB;16": values, "RGBA;16": np.dstack([values, opaque]), "I;16": values[..., 0]}[mode]
-    buffer = io.BytesIO()
-    size = (astronaut.shape[1], astronaut.shape[0])
-    pillow_heif.encode(
-        mode, size, np.ascontiguousarray(sent).tobytes(), buffer, quality=-1, chroma=444, enc_params=QUICK
-    )
-    expected = np.repeat(astronaut[..., :1], 3, 2) if mode == "I;16" else astronaut
-    assert apart(decode(buffer.getvalue(), LIMITS), expected) < 1.5
-
-
-@pytest.mark.parametrize("suffix", [".png", ".tiff"])
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_16_bits_keep_their_high_byte(suffix: str, channels: int, astronaut: Pixels) -> None:
-    """Encode as OpenCV does."""
-    low = np.random.default_rng(0).integers(0, 256, astronaut.shape[:2] + (4,), np.uint16)
-    high = np.dstack([astronaut, np.full(astronaut.shape[:2], 255, np.uint8)]).astype(np.uint16)
-    values = high << 8 | np.where(high == 255, 255, low)
-    bgr = {1: values[..., 0], 3: values[..., 2::-1], 4: values[..., [2, 1, 0, 3]]}[channels]
-    done, file = cv2.imencode(suffix, np.ascontiguousarray(bgr))
+def written_by_opencv(suffix: str, bgr: NDArray[Any], *options: int) -> bytes:
+    done, file = cv2.imencode(suffix, np.ascontiguousarray(bgr, np.uint16), options)
     assert done
-    expected = np.repeat(astronaut[..., :1], 3, 2) if channels == 1 else astronaut
-    assert apart(decode(file.tobytes(), LIMITS), expected) < 0.6
+    return file.tobytes()
 
 
-@pytest.mark.parametrize("white_is_zero", [False, True])
-@pytest.mark.parametrize(("bits", "order"), [(2, "<"), (4, ">"), (8, "<"), (12, "<"), (16, "<"), (16, ">")])
-def test_gray_tiff_of_any_depth(bits: int, order: str, white_is_zero: bool, astronaut: Pixels) -> None:
+def modes_of_pillow(photo: Pixels) -> Iterator[Sample]:
+    modes = {"GIF": "L LA P 1 RGBA", "BMP": "L P 1 RGBA", "PNG": "L LA P 1 RGBA", "TIFF": "L LA P 1 RGBA CMYK"}
+    for kind, names in modes.items():
+        for mode in names.split():
+            image = Image.fromarray(photo).convert(mode)
+            yield f"{kind} {mode}", encode(image, kind), np.asarray(image.convert("RGB")), 5
+
+
+def transparency(photo: Pixels) -> Iterator[Sample]:
+    for kind in ("PNG", "WEBP", "TIFF", "AVIF"):
+        image = fading(photo)
+        yield kind, encode(image, kind, **EXACT.get(kind, {})), on_white(image), 1.5
+    for mode in ("RGB", "L"):
+        yield f"HEIC {mode}", heic(fading(photo, mode)), on_white(fading(photo, mode)), 1
+    image = Image.fromarray(photo).quantize(8)
+    first, colors = image.getpixel((0, 0)), np.asarray(image.convert("RGB")).copy()
+    colors[np.asarray(image) == first] = 255
+    for kind in ("PNG", "GIF"):
+        yield f"{kind}, a color of its palette", encode(image, kind, transparency=first), colors, 3
+
+
+def heics(photo: Pixels) -> Iterator[Sample]:
+    image = Image.fromarray(photo)
+    yield "as phones do", heic(image, quality=70, chroma=420), photo, 4
+    yield "gray", heic(image.convert("L")), np.asarray(image.convert("L").convert("RGB")), 1
+    deep = photo.astype(np.uint16) * 257
+    opaque = np.full(deep.shape[:2], 65535, np.uint16)
+    for mode, sent in {"RGB;16": deep, "RGBA;16": np.dstack([deep, opaque]), "I;16": deep[..., 0]}.items():
+        buffer, pixels = io.BytesIO(), np.ascontiguousarray(sent).tobytes()
+        pillow_heif.encode(mode, image.size, pixels, buffer, quality=-1, chroma=444, enc_params=QUICK)
+        yield mode, buffer.getvalue(), grays(photo) if mode == "I;16" else photo, 1.5
+    tile = Image.fromarray(photo[:64, :64])
+    yield "a grid", heic_grid(1, 2, 190, 128, heic(tile)), np.tile(np.asarray(tile), (2, 3, 1))[:, :190], 2
+    several = pillow_heif.HeifFile()
+    for one in (Image.new("RGB", (640, 480), "blue"), image, Image.new("RGB", (16, 16), "red")):
+        several.add_from_pillow(one)
+    buffer = io.BytesIO()
+    several.save(buffer, quality=-1, chroma=444, primary_index=1, enc_params=QUICK)
+    yield "the primary of several", buffer.getvalue(), photo, 2
+
+
+def more_than_8_bits(photo: Pixels) -> Iterator[Sample]:
+    """The high byte is kept. Encoded as OpenCV does."""
+    low = np.random.default_rng(0).integers(0, 256, (*photo.shape[:2], 4), np.uint16)
+    high = np.dstack([photo, np.full(photo.shape[:2], 255, np.uint8)]).astype(np.uint16)
+    values = high << 8 | np.where(high == 255, 255, low)
+    for suffix in (".png", ".tiff"):
+        for bgr in (values[..., 0], values[..., 2::-1], values[..., [2, 1, 0, 3]]):
+            expected = grays(photo) if bgr.ndim == 2 else photo
+            yield f"{suffix} {bgr.shape[2:]}", written_by_opencv(suffix, bgr), expected, 0.6
+    for depth in (10, 12):
+        options = [cv2.IMWRITE_AVIF_DEPTH, depth, cv2.IMWRITE_AVIF_QUALITY, 95, cv2.IMWRITE_AVIF_SPEED, 9]
+        for channels in (3, 4):
+            bgra = (high[..., [2, 1, 0, 3]] * 257 >> 16 - depth)[..., :channels]
+            yield f".avif {depth} {channels}", written_by_opencv(".avif", bgra, *options), photo, 2.5
+
+
+def gray_tiffs(photo: Pixels) -> Iterator[Sample]:
     """Dark too: the declared depth decides, not the brightest pixel."""
-    for gray in (astronaut[..., 0].astype(int), astronaut[..., 0].astype(int) // 17):
-        values = gray >> 8 - bits if bits < 8 else gray << bits - 8
-        payload = packed_tiff((1 << bits) - 1 - values if white_is_zero else values, bits, order, white_is_zero)
-        if white_is_zero and (bits == 12 or (bits, order) == (16, ">")):
-            with raises_code("image_format", match="TIFF"):
-                decode(payload, LIMITS)
-            continue
-        shades = values * 255 // ((1 << bits) - 1)
-        assert apart(decode(payload, LIMITS), np.repeat(shades[..., None], 3, 2).astype(np.uint8)) <= 1
+    for bits, order, white_is_zero in (
+        *((bits, order, False) for bits, order in ((2, "<"), (4, ">"), (8, "<"), (12, "<"), (16, "<"), (16, ">"))),
+        *((bits, order, True) for bits, order in ((2, "<"), (4, ">"), (8, "<"), (16, "<"))),
+    ):
+        for gray in (photo[..., 0].astype(int), photo[..., 0].astype(int) // 17):
+            values, white = gray >> 8 - bits if bits < 8 else gray << bits - 8, (1 << bits) - 1
+            payload = packed_tiff(white - values if white_is_zero else values, bits, order, white_is_zero)
+            shades = np.repeat((values * 255 // white)[..., None], 3, 2).astype(np.uint8)
+            yield f"{bits}{order} {white_is_zero}", payload, shades, 1.1
+    for bits in (8, 16, 24, 31):
+        yield f"{bits} of 32", packed_tiff(photo[..., 0].astype(np.int64) << bits - 8, 32), grays(photo), 1
+    for bits in (10, 12, 14):  # the largest sample value declares them
+        image = Image.fromarray(photo[..., 0].astype(np.uint16) << bits - 8)
+        yield f"{bits} of 16", encode(image, "TIFF", tiffinfo={281: (1 << bits) - 1}), grays(photo), 1
+    for white in (1, 255, 65_535):
+        image = Image.fromarray(photo[..., 0].astype(np.float32) / 255 * white)
+        yield f"floats up to {white}", encode(image, "TIFF"), grays(photo), 1
+
+
+def gray_pngs(_: Pixels) -> Iterator[Sample]:
+    """And with a chunk that says how many bits the camera had: samples are scaled to all bits anyway."""
+    for bits in (1, 2, 4, 8, 16):
+        levels = np.linspace(0, 255, 64).astype(int) >> max(0, 8 - bits) << max(0, bits - 8)
+        row = np.packbits((levels[:, None] >> np.arange(bits - 1, -1, -1) & 1).ravel()).tobytes()
+        expected = np.repeat((levels * 255 // ((1 << bits) - 1))[None, :, None], 3, 2).astype(np.uint8)
+        for extra in (b"", chunk(b"sBIT", bytes([min(bits, 12)]))):
+            header = chunk(b"IHDR", struct.pack(">IIBBBBB", 64, 1, bits, 0, 0, 0, 0)) + extra
+            body = chunk(b"IDAT", zlib.compress(b"\0" + row)) + chunk(b"IEND", b"")
+            yield f"{bits}", b"\x89PNG\r\n\x1a\n" + header + body, expected, 1
+
+
+def cmyk_jpegs(photo: Pixels) -> Iterator[Sample]:
+    """As Adobe writes them: inverted; and the same photo as YCCK, whose colors a decoder turns into CMYK first."""
+    cmyk = encode(Image.fromarray(photo).convert("CMYK"), "JPEG", quality=98, subsampling=0)
+    assert b"Adobe" in cmyk
+    yield "CMYK", cmyk, photo, 3
+    luma = np.asarray(Image.fromarray(255 - photo).convert("YCbCr"))
+    inverted = Image.fromarray(np.dstack([255 - luma, np.zeros_like(luma[..., :1])]), "CMYK")
+    payload = encode(inverted, "JPEG", quality=98, subsampling=0)
+    transform = payload.index(b"Adobe") + 11
+    yield "YCCK", payload[:transform] + b"\x02" + payload[transform + 1 :], photo, 3
+
+
+def first_of_several(photo: Pixels) -> Iterator[Sample]:
+    """Frames, pages, and motion photos: a video behind a JPEG, or in a box of its own behind a HEIC."""
+    first, blank = Image.fromarray(photo), Image.new("RGB", photo.shape[1::-1], "blue")
+    for kind in ("GIF", "PNG", "WEBP", "AVIF", "TIFF", "MPO"):
+        options: dict[str, Any] = {"quality": 98} if kind == "MPO" else EXACT.get(kind, {})
+        yield kind, encode(first, kind, save_all=True, append_images=[blank, blank], **options), photo, 10
+    video = b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom" + np.random.default_rng(0).bytes(200_000)
+    yield "HEIC", heic(first) + struct.pack(">I", len(video) + 8) + b"mpvd" + video, photo, 2
+    yield "JPEG", encode(first, "JPEG", quality=98, subsampling=0) + video, photo, 2
+
+
+FAMILIES = (
+    modes_of_pillow,
+    transparency,
+    heics,
+    more_than_8_bits,
+    gray_tiffs,
+    gray_pngs,
+    cmyk_jpegs,
+    first_of_several,
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+def test_pixels_are_those_that_were_encoded(family: Callable[[Pixels], Iterator[Sample]], astronaut: Pixels) -> None:
+    for name, payload, expected, tolerance in family(np.ascontiguousarray(astronaut[::2, ::2])):
+        assert apart(decode(payload, LIMITS), expected) < tolerance, name
 
 
 @pytest.mark.parametrize("bits", [10, 12, 14])
-def test_gray_tiff_of_fewer_bits_than_it_stores(bits: int, astronaut: Pixels) -> None:
-    """The largest sample value declares them."""
-    file = io.BytesIO()
-    Image.fromarray(astronaut[..., 0].astype(np.uint16) << bits - 8).save(file, "TIFF", tiffinfo={281: (1 << bits) - 1})
-    assert apart(decode(file.getvalue(), LIMITS), np.repeat(astronaut[..., :1], 3, 2)) <= 1
-    as_number, as_text = (struct.pack("<HHI", 281, kind, 1) for kind in (3, 2))
-    assert as_number in file.getvalue()
-    assert decode(file.getvalue().replace(as_number, as_text), LIMITS).shape == astronaut.shape
-
-
-def test_compressed_tiff_of_12_bits(astronaut: Pixels) -> None:
-    """As OpenCV does not write it: deflated."""
-    gray = astronaut[..., 0].astype(int)
-    payload = packed_tiff(gray << 4, 12)
-    at = payload.index(struct.pack("<HHI", 273, 4, 1)) + 8
-    (start,) = struct.unpack_from("<I", payload, at)
-    body = zlib.compress(payload[start:])
-    head = payload[:start].replace(struct.pack("<HHIHH", 259, 3, 1, 1, 0), struct.pack("<HHIHH", 259, 3, 1, 8, 0))
-    size = struct.pack("<HHI", 279, 4, 1)
-    head = head[: head.index(size) + 8] + struct.pack("<I", len(body)) + head[head.index(size) + 12 :]
-    assert apart(decode(head + body, LIMITS), np.repeat(astronaut[..., :1], 3, 2)) < 1
-
-
-@pytest.mark.parametrize(("bits", "channels"), [(10, 1), (14, 1), (10, 3), (12, 3), (14, 3)])
-def test_a_tiff_of_another_depth_is_refused_by_name(bits: int, channels: int, astronaut: Pixels) -> None:
+def test_a_tiff_of_another_depth_is_refused_by_name(bits: int, astronaut: Pixels) -> None:
     values = astronaut.astype(int) << bits - 8
-    with raises_code("image_format", match="TIFF") as raised:
-        decode(packed_tiff(values if channels == 3 else values[..., 0], bits), LIMITS)
-    assert "16 bits" in raised.value.remedy
-
-
-def test_gray_tiff_of_32_bits(astronaut: Pixels) -> None:
-    expected = np.repeat(astronaut[..., :1], 3, 2)
-    for bits in (8, 16, 24, 31):
-        assert apart(decode(packed_tiff(astronaut[..., 0].astype(np.int64) << bits - 8, 32), LIMITS), expected) < 1
+    payloads = [packed_tiff(values, bits)] + ([packed_tiff(values[..., 0], bits)] if bits != 12 else [])
+    for payload in (*payloads, packed_tiff(65535 - values[..., 0], 16, ">", True)):
+        with raises_code("image_format", match="TIFF") as raised:
+            decode(payload, LIMITS)
+        assert "16 bits" in raised.value.remedy
 
 
 def test_floats_that_are_not_numbers_are_black() -> None:
     values = np.array([[0.5, np.nan, 1.0, np.inf, -np.inf, -2.0]], np.float32)
     assert decode(encode(Image.fromarray(values), "TIFF"), LIMITS)[0, :, 0].tolist() == [127, 0, 255, 0, 0, 0]
-
-
-@pytest.mark.parametrize("depth", [10, 12])
-@pytest.mark.parametrize("channels", [3, 4])
-def test_avif_of_more_than_8_bits(depth: int, channels: int, astronaut: Pixels) -> None:
-    opaque = np.full(astronaut.shape[:2], 255, np.uint8)
-    bgra = np.dstack([astronaut[..., ::-1], opaque]).astype(np.uint16) * 257 >> 16 - depth
-    options = [cv2.IMWRITE_AVIF_DEPTH, depth, cv2.IMWRITE_AVIF_QUALITY, 95, cv2.IMWRITE_AVIF_SPEED, 9]
-    done, file = cv2.imencode(".avif", np.ascontiguousarray(bgra[..., :channels]), options)
-    assert done
-    assert apart(decode(file.tobytes(), LIMITS), astronaut) < 2
-
-
-@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
-def test_gray_png_of_any_depth(bits: int) -> None:
-    """And with a chunk that says how many bits the camera had: samples are scaled to all bits anyway."""
-    levels = np.linspace(0, 255, 64).astype(int) >> max(0, 8 - bits) << max(0, bits - 8)
-    row = np.packbits((levels[:, None] >> np.arange(bits - 1, -1, -1) & 1).ravel()).tobytes()
-    expected = levels * 255 // ((1 << bits) - 1)
-    for extra in (b"", chunk(b"sBIT", bytes([min(bits, 12)]))):
-        header = struct.pack(">IIBBBBB", 64, 1, bits, 0, 0, 0, 0)
-        body = chunk(b"IHDR", header) + extra + chunk(b"IDAT", zlib.compress(b"\0" + row)) + chunk(b"IEND", b"")
-        decoded = decode(b"\x89PNG\r\n\x1a\n" + body, LIMITS)
-        assert np.abs(decoded[0, :, 0].astype(int) - expected).max() <= 1
-
-
-def test_cmyk_jpegs_as_adobe_writes_them(astronaut: Pixels) -> None:
-    """Inverted; and the same photo as YCCK, whose colors a decoder turns into CMYK first."""
-    cmyk = encode(Image.fromarray(astronaut).convert("CMYK"), "JPEG", quality=98, subsampling=0)
-    assert b"Adobe" in cmyk
-    assert apart(decode(cmyk, LIMITS), astronaut) < 3
-    luma = np.asarray(Image.fromarray(255 - astronaut).convert("YCbCr"))
-    inverted = Image.fromarray(np.dstack([255 - luma, np.zeros_like(luma[..., :1])]), "CMYK")
-    payload = encode(inverted, "JPEG", quality=98, subsampling=0)
-    transform = payload.index(b"Adobe") + 11
-    assert apart(decode(payload[:transform] + b"\x02" + payload[transform + 1 :], LIMITS), astronaut) < 3
-
-
-def test_a_palette_with_a_color_that_is_none(scene: Pixels) -> None:
-    image = Image.fromarray(scene).quantize(8)
-    background = image.getpixel((50, 5))
-    white = scene.copy()
-    white[(scene == (30, 60, 90)).all(-1)] = 255
-    for kind in ("PNG", "GIF"):
-        assert apart(decode(encode(image, kind, transparency=background), LIMITS), white) < 3
-
-
-@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "AVIF"])
-def test_what_shines_through_shines_on_white(kind: str, scene: Pixels) -> None:
-    image = Image.fromarray(scene)
-    image.putalpha(Image.linear_gradient("L").resize(image.size))
-    white = Image.new("RGBA", image.size, "white")
-    expected = np.asarray(Image.alpha_composite(white, image).convert("RGB"))
-    assert apart(decode(encode(image, kind, **EXACT.get(kind, {})), LIMITS), expected) < 1.5
 
 
 def test_colors_beyond_srgb_are_taken_as_they_are(kith: Kith, astronaut: Pixels) -> None:
@@ -264,43 +267,7 @@ def test_colors_beyond_srgb_are_taken_as_they_are(kith: Kith, astronaut: Pixels)
     assert float(np.dot(vectors[0], vectors[1])) > 0.97
 
 
-# Several in one file
-
-
-@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "AVIF", "TIFF", "MPO"])
-def test_the_first_of_several(kind: str, scene: Pixels) -> None:
-    first, *others = [Image.fromarray(scene), Image.new("RGB", (97, 60), "blue"), Image.new("RGB", (97, 60), "red")]
-    options: dict[str, Any] = {"quality": 98} if kind == "MPO" else EXACT.get(kind, {})
-    payload = encode(first, kind, save_all=True, append_images=others, **options)
-    assert apart(decode(payload, LIMITS), scene) < 6
-
-
-def test_the_primary_of_a_heic(scene: Pixels) -> None:
-    file = pillow_heif.HeifFile()
-    for image in (Image.new("RGB", (640, 480), "blue"), Image.fromarray(scene), Image.new("RGB", (16, 16), "red")):
-        file.add_from_pillow(image)
-    buffer = io.BytesIO()
-    file.save(buffer, quality=-1, chroma=444, primary_index=1, enc_params=QUICK)
-    assert apart(decode(buffer.getvalue(), LIMITS), scene) < 2
-
-
-def test_what_phones_hang_on_a_photo(scene: Pixels) -> None:
-    """Motion photos: a video behind a JPEG, or in a box of its own behind a HEIC."""
-    video = b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom" + np.random.default_rng(0).bytes(200_000)
-    still = heic(Image.fromarray(scene))
-    assert apart(decode(still + struct.pack(">I", len(video) + 8) + b"mpvd" + video, LIMITS), scene) < 2
-    photo = encode(Image.fromarray(scene), "JPEG", quality=98, subsampling=0)
-    assert apart(decode(photo + video, LIMITS), scene) < 2
-
-
 # Limits and error details
-
-
-def test_a_grid_is_put_together(scene: Pixels) -> None:
-    """Encode as phones do."""
-    tile = Image.fromarray(scene[:40, :40]).resize((64, 64), Image.Resampling.NEAREST)
-    decoded = decode(heic_grid(1, 2, 190, 128, heic(tile)), LIMITS)
-    assert apart(decoded, np.tile(np.asarray(tile), (2, 3, 1))[:, :190]) < 2
 
 
 @pytest.mark.parametrize("size", [(8, 8), (96, 60), (103, 70), (1999, 2000), (2001, 2000), (0x7FFFFFFF, 0x7FFFFFFF)])
@@ -337,24 +304,13 @@ def test_a_phones_photo_is_enrolled_and_identified(kith: Kith, gallery: str, ast
     assert (found.outcome, found.subject) == ("identified", "eileen")
 
 
-# AVIF that declares another size than it has
-
-
-def avif_claiming(width: int, height: int, payload: bytes) -> bytes:
-    """Change the sizes in the boxes, of images and tracks, and not in the AV1 data."""
+def test_an_avif_that_lies_about_its_size_gets_the_memory_of_what_it_said() -> None:
+    """The sizes in its boxes are changed, and not those in the AV1 data."""
+    payload = encode(Image.new("RGB", (7200, 7000)), "AVIF", speed=10)
     for at in [found.end() + 4 for found in re.finditer(b"ispe", payload)]:
-        payload = payload[:at] + struct.pack(">II", width, height) + payload[at + 8 :]
-    for at in [found.end() + 24 for found in re.finditer(b"av01\0{6}", payload)]:
-        payload = payload[:at] + struct.pack(">HH", width, height) + payload[at + 4 :]
-    return payload
-
-
-@pytest.mark.parametrize("save_all", [False, True])
-def test_an_avif_that_lies_about_its_size_gets_the_memory_of_what_it_said(save_all: bool) -> None:
-    image = Image.new("RGB", (7200, 7000))
-    payload = encode(image, "AVIF", speed=10, save_all=save_all, append_images=[image] if save_all else [])
+        payload = payload[:at] + struct.pack(">II", 100, 100) + payload[at + 8 :]
     with raises_code("image_damaged", "image_too_large"):
-        decode(avif_claiming(100, 100, payload), LIMITS)
+        decode(payload, LIMITS)
 
 
 # Processes of decoders

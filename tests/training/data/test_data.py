@@ -313,8 +313,3 @@ def test_an_invalid_verification_set_is_rejected(tmp_path: Path, content: bytes,
     (tmp_path / "lfw.bin").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read_bin(tmp_path / "lfw.bin")
-
-
-def test_two_images_make_a_pair(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="3 images for 1 pairs"):
-        write_bin(tmp_path / "lfw.bin", [b"a"] * 3, [True])
