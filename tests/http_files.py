@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that serves bytes from memory, with ranges, ETags and the faults of real networks."""
+"""A real HTTP server on loopback that serves bytes from memory, with ranges and the faults of real networks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class File:
     breaks off. ``stated``: the answer's head says its length; else the end of the connection is the file's."""
 
     content: bytes
-    etag: str | None = '"1"'
     content_type: str = "application/octet-stream"
     further: dict[str, str] = field(default_factory=dict)
     ranges: bool = True
@@ -30,11 +29,11 @@ class File:
 
 @dataclass
 class Server:
-    """``requests``: path, Range and If-Range of each that came, in order."""
+    """``requests``: path and Range of each that came, in order."""
 
     url: str
     files: dict[str, File]
-    requests: list[tuple[str, str | None, str | None]]
+    requests: list[tuple[str, str | None]]
     headers: list[dict[str, str]]
 
 
@@ -47,7 +46,7 @@ def serving(files: dict[str, File], tls: ssl.SSLContext | None = None) -> Iterat
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            server.requests.append((self.path, self.headers.get("Range"), self.headers.get("If-Range")))
+            server.requests.append((self.path, self.headers.get("Range")))
             server.headers.append({name.lower(): value for name, value in self.headers.items()})
             found = server.files.get(self.path)
             if found is None:
@@ -60,13 +59,10 @@ def serving(files: dict[str, File], tls: ssl.SSLContext | None = None) -> Iterat
             return None
 
         def _send(self, found: File) -> None:
-            headers = (
-                {"Content-Type": found.content_type} | ({"ETag": found.etag} if found.etag else {}) | found.further
-            )
+            headers = {"Content-Type": found.content_type} | found.further
             body, status = found.content, 200
             wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-            same = self.headers.get("If-Range") in (None, found.etag)
-            if wanted and found.ranges and same:
+            if wanted and found.ranges:
                 start = int(wanted[1])
                 if start >= len(body):
                     return self._head(416, b"", {"Content-Range": f"bytes */{len(body)}"})

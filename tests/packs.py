@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from models.checksums import sha256_of
 from models.pack.loading import BUNDLED_PACK, load_pack
-from models.pack.manifest import MANIFEST_FILE, ModelPack
+from models.pack.manifest import INT8_FILE, MANIFEST_FILE, ModelPack
 from models.pack.writing import replace_calibration
 from models.runtime.network import network_sha256
 
@@ -24,22 +24,14 @@ PROJECTED = 96
 
 
 def pack_with_int8(directory: Path) -> Path:
-    """Copy the bundled pack into a new directory, with a copy of its recognizer as INT8 variant and figures of loss."""
+    """Copy the bundled pack into a new directory, with a copy of its recognizer as an INT8 file of little loss."""
     shutil.copytree(BUNDLED_PACK, directory)
     (directory / "int8").mkdir()
     shutil.copy(directory / "recognizer.onnx", directory / "int8" / "recognizer.onnx")
     own = sha256_of(directory / "recognizer.onnx")
-    rates = {"tar": 0.987, "fmr": 0.001, "fnir": 0.105, "fpir": 0.01, "fmr_asked": 0.001, "fpir_asked": 0.01}
-    galleries = {"fp32, probes fp32": rates, "int8, probes int8": {**rates, "tar": 0.985, "fnir": 0.114}}
-    lost = {"points_lost": 0.03, "engines": {"openvino": {"points_lost": 0.03, "galleries": galleries}}}
-    document = json.loads((directory / MANIFEST_FILE).read_text())
-    document["variants"] = {
-        "recognition": {
-            "int8": {"file": "int8/recognizer.onnx", "sha256": own, "of": own, "measured": lost},
-            "bf16": {"of": own, "measured": {"points_lost": 0.0}},
-        }
-    }
-    (directory / MANIFEST_FILE).write_text(json.dumps(document))
+    engines = {engine: {"accepted": True} for engine in ("openvino", "onnxruntime")}
+    listed = {"recognition": {"file": "int8/recognizer.onnx", "sha256": own, "of": own, "engines": engines}}
+    (directory / INT8_FILE).write_text(json.dumps(listed))
     return directory
 
 
@@ -52,8 +44,7 @@ def pack_in_openvinos_format(directory: Path) -> Path:
     (directory / "recognizer.onnx").unlink()
     document = json.loads((directory / MANIFEST_FILE).read_text())
     document["tasks"]["recognition"] |= {"file": recognizer.name, "sha256": network_sha256(recognizer)}
-    for name in ("calibration", "variants"):
-        document.pop(name, None)
+    del document["calibration"]
     (directory / MANIFEST_FILE).write_text(json.dumps(document))
     return directory
 
@@ -126,7 +117,6 @@ def projected_pack(folder: Path, name: str = "projected", dimension: int = PROJE
     onnx.save(model, path)
     manifest = json.loads((directory / MANIFEST_FILE).read_text())
     manifest |= {"model_id": name, "display_name": name}
-    manifest.pop("variants", None)  # of the unchanged network
     manifest["tasks"]["recognition"] |= {"sha256": sha256_of(path), "embedding_dimension": dimension}
     (directory / MANIFEST_FILE).write_text(json.dumps(manifest))
     pack = load_pack(directory)

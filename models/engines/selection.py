@@ -22,7 +22,7 @@ from models.runtime.onnx_runtime import BATCH_BUCKETS, CPU, OnnxNetwork, availab
 from models.runtime.openvino_network import OpenVinoNetwork
 from models.vision.detection import CANVAS_BUCKETS_PX
 from models.vision.output_check import check_outputs
-from models.vision.specs import MAX_POINTS_LOST, DetectionSpec, NetworkSpec
+from models.vision.specs import DetectionSpec, NetworkSpec
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +211,6 @@ def open_network(spec: NetworkSpec, preference: EnginePreference) -> CpuNetwork:
 def _open_checked(spec: NetworkSpec, choice: EngineChoice, preference: EnginePreference) -> CpuNetwork:
     network = open_with_engine(spec, choice, preference)
     # Each shape of the check is compiled, and stays: 30 MB and a quarter of a second, which bundled networks save.
-    # Variants are checked, too: their files may differ from the manifest.
     check_outputs(spec, network, thorough=not is_bundled(network.path))
     return network
 
@@ -223,8 +222,7 @@ def open_with_engine(spec: NetworkSpec, choice: EngineChoice, preference: Engine
         PackError: the engine cannot open the file.
         RuntimeUnavailableError: the engine or the pinned provider is unavailable.
     """
-    variant = next((v for v in spec.variants if v.precision == choice.precision), None)
-    path = spec.path if variant is None or variant.path is None else variant.path
+    path = spec.int8.path if choice.precision == "int8" and spec.int8 is not None else spec.path
     network = RUNTIMES[choice.engine].open(path, choice.precision, preference, None)
     network.reason = choice.reason
     is_static = isinstance(spec, DetectionSpec) and network.is_static
@@ -293,34 +291,27 @@ def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: Pr
     if engine not in available:
         raise RuntimeUnavailableError(f"{engine} is not installed; installed: {', '.join(available)}")
     precisions, pinned = available[engine], preference.precision
-    int8 = next((variant for variant in spec.variants if variant.precision == "int8"), None)
     # A pack may have INT8 for only one of its networks.
-    if pinned is not None and (pinned != "int8" or int8 is not None):
+    if pinned is not None and (pinned != "int8" or spec.int8 is not None):
         supported = RUNTIMES[engine].supported_precisions() | precisions
         if pinned not in supported:
             listed = ", ".join(sorted(supported))
             raise RuntimeUnavailableError(f"{engine} has no {pinned} on this processor; it has {listed} (KITH_RUNTIME)")
         return EngineChoice(engine, pinned, "pinned")
     if pinned is not None:
-        return _choose_float(spec, engine, precisions, "INT8 is pinned, but the pack has no INT8 of this network")
+        return _choose_float(engine, precisions, "INT8 is pinned, but the pack has no INT8 of this network")
     if "int8" not in precisions:
-        return _choose_float(spec, engine, precisions, "this processor has no fast INT8")
-    if int8 is None:
-        return _choose_float(spec, engine, precisions, "the pack has no INT8")
-    if not int8.is_accurate(engine):
-        return _choose_float(spec, engine, precisions, "the loss of the pack's INT8 is above the limit or unknown")
-    reason = f"the pack has INT8 with a measured loss of {int8.describe_loss(engine)}"
-    if (impact := int8.gallery_impact(engine)) is not None:
-        reason += f"; {impact}" + (" (KITH_RUNTIME=bf16 loses less)" if "bf16" in precisions else "")
-    return EngineChoice(engine, "int8", reason)
+        return _choose_float(engine, precisions, "this processor has no fast INT8")
+    if spec.int8 is None:
+        return _choose_float(engine, precisions, "the pack has no INT8")
+    if not spec.int8.is_accurate(engine):
+        return _choose_float(engine, precisions, "the loss of the pack's INT8 is above the limit or unknown")
+    return EngineChoice(engine, "int8", "the pack has INT8 with a loss within the limits")
 
 
-def _choose_float(spec: NetworkSpec, engine: Engine, available: AbstractSet[Precision], no_int8: str) -> EngineChoice:
+def _choose_float(engine: Engine, available: AbstractSet[Precision], no_int8: str) -> EngineChoice:
     if "bf16" not in available:
         return EngineChoice(engine, "fp32", f"{no_int8}, and {engine} has no faster bf16 here")
-    lost = next((v.points_lost(engine) for v in spec.variants if v.precision == "bf16"), None)
-    if lost is not None and lost > MAX_POINTS_LOST:
-        return EngineChoice(engine, "fp32", f"{no_int8}, and bf16 loses {lost:g} points")
     return EngineChoice(engine, "bf16", f"{no_int8}; this processor has fast bf16")
 
 

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 from models.errors import PackError
 from models.pack.manifest import (
+    CALIBRATION_FILE,
     MANIFEST_FILE,
     MANIFEST_VERSION,
     ModelPack,
-    attach_files,
     load_liveness,
     parse_manifest,
     read_json,
+    with_int8_files,
 )
 from models.runtime.onnx_check import check_model, read_model
 from models.vision.alignment import insightface_alignment
@@ -77,8 +78,8 @@ def load_pack(directory: Path) -> ModelPack:
     if manifest.is_file():
         document = read_json(manifest)
         if document.get("manifest_version") == MANIFEST_VERSION:
-            return parse_manifest(directory, document)
-    return attach_files(_load_unversioned(directory))
+            return with_int8_files(parse_manifest(directory, document))
+    return with_int8_files(_load_unversioned(directory))
 
 
 def with_pulled_liveness(pack: ModelPack, models_dir: Path) -> ModelPack:
@@ -116,7 +117,9 @@ def _load_unversioned(directory: Path) -> ModelPack:
         ignored |= {
             spec.path.name: f"a further {kind}; {chosen.path.name} is used" for spec in every if spec is not chosen
         }
-    return ModelPack(directory, directory.name, directory.name, detection, recognition, ignored=ignored)
+    pack = ModelPack(directory, directory.name, directory.name, detection, recognition, ignored=ignored)
+    calibration = directory / CALIBRATION_FILE
+    return replace(pack, calibration=read_json(calibration)) if calibration.is_file() else pack
 
 
 def _route_file(path: Path) -> DetectionSpec | RecognitionSpec | str:

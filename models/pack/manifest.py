@@ -1,7 +1,7 @@
 """Model packs and their manifest.
 
 ``manifest.json`` is version 2 of InsightFace's model-package manifest, so ``insightface.app.FaceAnalysis`` loads the
-same directory. Kith adds the keys ``provenance``, ``metrics``, ``calibration`` and ``variants``.
+same directory. Kith adds the keys ``provenance``, ``metrics`` and ``calibration``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final, Literal, TypeVar, cast
+from typing import Annotated, Any, Final, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -27,7 +27,7 @@ from pydantic import (
 
 from models.errors import PackError
 from models.pack.fields import Name, Number, PositiveInt, Sha256, Share, Text, pack_error
-from models.runtime.network import IR_SUFFIX, Precision, is_ir, network_sha256, weights_file
+from models.runtime.network import IR_SUFFIX, Engine, is_ir, network_sha256, weights_file
 from models.runtime.onnx_check import check_network
 from models.vision.alignment import LANDMARK_COUNT, STANDARD_ALIGNMENT, Alignment, standard_alignment
 from models.vision.specs import (
@@ -35,18 +35,18 @@ from models.vision.specs import (
     ColorOrder,
     DetectionSpec,
     HeadKind,
+    Int8File,
     LivenessSpec,
     NetworkSpec,
     Normalization,
     RecognitionSpec,
-    Variant,
 )
 
 MANIFEST_FILE: Final = "manifest.json"
 MANIFEST_VERSION: Final = 2
 CALIBRATION_FILE: Final = "calibration.json"
-VARIANTS_FILE: Final = "variants.json"
-"""The manifest's ``variants``, in a directory without a manifest."""
+INT8_FILE: Final = "int8.json"
+"""INT8 files of a pack by task, as `kith models quantize` writes them."""
 LICENSE_FILE: Final = "MODEL.LICENSE"
 MAX_JSON_BYTES: Final = 16_000_000
 MAX_CROP_PX: Final = 2048
@@ -85,7 +85,7 @@ class ModelPack:
     @property
     def has_int8(self) -> bool:
         """Tell whether a network has an INT8 file."""
-        return any(v.precision == "int8" for spec in (self.detection, self.recognition) for v in spec.variants)
+        return self.detection.int8 is not None or self.recognition.int8 is not None
 
     def name_of(self, path: Path) -> str:
         """Return a file's path relative to the pack, as in the manifest; the name of a file outside the pack."""
@@ -105,16 +105,14 @@ class ModelPack:
             if not spec.path.is_file():
                 raise PackError(f"tasks.{task}.file", f"{spec.path.name} does not exist in the pack")
             verify_file(spec.path, spec.sha256, f"tasks.{task}.sha256")
-            for variant in spec.variants:
-                name = f"variants.{task}.{variant.precision}"
-                if variant.of != (actual := network_sha256(spec.path)):
+            if (int8 := spec.int8) is not None:
+                if int8.of != (actual := network_sha256(spec.path)):
                     raise PackError(
-                        f"{name}.of",
-                        f"{spec.path.name} has {actual[:12]}..., the variant was made from {variant.of[:12]}...: "
-                        "remove or recreate the variant",
+                        f"int8.{task}.of",
+                        f"{spec.path.name} has {actual[:12]}..., the INT8 file was made from {int8.of[:12]}...: "
+                        "remove or recreate it",
                     )
-                if variant.path is not None:
-                    verify_file(variant.path, variant.sha256, f"{name}.sha256")
+                verify_file(int8.path, int8.sha256, f"int8.{task}.sha256")
         measured = (self.calibration or {}).get("recognizer")
         if measured is not None and measured != (own := self.recognition.fingerprint()):
             raise PackError(
@@ -161,8 +159,8 @@ def parse_manifest(directory: Path, document: Mapping[str, Any]) -> ModelPack:
         directory,
         manifest.model_id,
         str(document.get("display_name", manifest.model_id)),
-        tasks.detection.spec(manifest.variants.detection),
-        tasks.recognition.spec(manifest.variants.recognition),
+        tasks.detection.spec(),
+        tasks.recognition.spec(),
         None if tasks.liveness is None else tasks.liveness.spec(),
         None if manifest.calibration is None else read_json(manifest.calibration),
         manifest.provenance,
@@ -175,17 +173,17 @@ def parse_manifest(directory: Path, document: Mapping[str, Any]) -> ModelPack:
     return pack
 
 
-def attach_files(pack: ModelPack) -> ModelPack:
-    """Return a pack without a manifest with its calibration and with the variants of its VARIANTS_FILE, if any."""
-    calibration, variants = pack.directory / CALIBRATION_FILE, pack.directory / VARIANTS_FILE
-    if calibration.is_file():
-        pack = replace(pack, calibration=read_json(calibration))
-    if variants.is_file():
-        found = _validate(_VariantsFile, pack.directory, {"variants": read_json(variants)}).variants
-        detection = replace(pack.detection, variants=_specs(found.detection))
-        recognition = replace(pack.recognition, variants=_specs(found.recognition))
-        pack = replace(pack, detection=detection, recognition=recognition)
-    return pack
+def with_int8_files(pack: ModelPack) -> ModelPack:
+    """Return a pack with the files of its INT8_FILE, if it has one. Raises PackError if a field is invalid."""
+    if not (pack.directory / INT8_FILE).is_file():
+        return pack
+    try:
+        listed = _Int8List.model_validate(read_json(pack.directory / INT8_FILE), context=pack.directory)
+    except ValidationError as error:
+        raise pack_error(error, "int8") from error
+    files = {task: file and file.spec() for task, file in listed}
+    detection = replace(pack.detection, int8=files["detection"])
+    return replace(pack, detection=detection, recognition=replace(pack.recognition, int8=files["recognition"]))
 
 
 def load_liveness(directory: Path) -> LivenessSpec:
@@ -225,44 +223,19 @@ FaceSize = Annotated[Number, Field(ge=1, le=MAX_FACE_SIZES)]
 Points = Annotated[tuple[tuple[Number, Number], ...], Field(min_length=LANDMARK_COUNT, max_length=LANDMARK_COUNT)]
 
 
-class _Measured(BaseModel, extra="allow"):
-    points_lost: Number | None = None
-
-
-class _Variant(BaseModel):
-    file: OnnxFile | None = None
-    sha256: Sha256 | None = None
+class _Int8(BaseModel):
+    file: OnnxFile
+    sha256: Sha256
     of: Sha256
-    measured: _Measured = _Measured()
+    engines: dict[Engine, dict[str, Any]]
 
-    @model_validator(mode="after")
-    def _has_checksum(self) -> _Variant:
-        if self.file is not None and self.sha256 is None:
-            raise ValueError("needs the sha256 of its own file")
-        return self
-
-    def spec(self, precision: Precision) -> Variant:
-        return Variant(precision, self.file, self.sha256, self.of, self.measured.model_dump(exclude_unset=True))
+    def spec(self) -> Int8File:
+        return Int8File(self.file, self.sha256, self.of, self.engines)
 
 
-VariantPrecision = Literal["bf16", "fp16", "int8"]
-Listed = Mapping[VariantPrecision, _Variant]
-
-
-class _Variants(BaseModel):
-    detection: Listed = {}
-    recognition: Listed = {}
-
-    @field_validator("detection", "recognition")
-    @classmethod
-    def _have_int8_file(cls, listed: Listed) -> Listed:
-        if "int8" in listed and listed["int8"].file is None:
-            raise ValueError("int8 needs a file: runtimes do not convert networks to INT8")
-        return listed
-
-
-def _specs(listed: Listed) -> tuple[Variant, ...]:
-    return tuple(variant.spec(precision) for precision, variant in listed.items())
+class _Int8List(BaseModel):
+    detection: _Int8 | None = None
+    recognition: _Int8 | None = None
 
 
 class _Preprocessing(BaseModel, extra="forbid"):
@@ -290,8 +263,8 @@ class _Detection(_Task):
     preprocessing: _Preprocessing = _Preprocessing(mean=127.5, std=128.0)
     head: HeadKind = "scrfd"
 
-    def spec(self, listed: Listed) -> DetectionSpec:
-        return DetectionSpec(self.file, self.sha256, self.normalization, self.head, _specs(listed))
+    def spec(self) -> DetectionSpec:
+        return DetectionSpec(self.file, self.sha256, self.normalization, self.head)
 
 
 class _Alignment(BaseModel, extra="forbid"):
@@ -329,7 +302,7 @@ class _Recognition(_CropTask):
     embedding_dimension: Annotated[PositiveInt, Field(le=MAX_DIMENSION)] = 512
     preprocessing_version: Annotated[str, BeforeValidator(str)] = "insightface-arcface-1"
 
-    def spec(self, listed: Listed) -> RecognitionSpec:
+    def spec(self) -> RecognitionSpec:
         return RecognitionSpec(
             self.file,
             self.sha256,
@@ -337,7 +310,6 @@ class _Recognition(_CropTask):
             self.aligned("recognition", STANDARD_ALIGNMENT),
             self.embedding_dimension,
             self.preprocessing_version,
-            _specs(listed),
         )
 
 
@@ -369,11 +341,7 @@ class _Tasks(BaseModel):
     liveness: _Liveness | None = None
 
 
-class _VariantsFile(BaseModel):
-    variants: _Variants = _Variants()
-
-
-class _Manifest(_VariantsFile):
+class _Manifest(BaseModel):
     model_id: Name
     # InsightFace requires this key. The file itself may be absent (docs/decisions.md, 3).
     license: Annotated[Text, StringConstraints(pattern=rf"^(.*/)?{re.escape(LICENSE_FILE)}$")]

@@ -1,10 +1,11 @@
-"""INT8 variants of any pack, calibrated on photos without names, and their loss against fp32 on each engine."""
+"""INT8 files of any pack, calibrated on photos without names, and their loss against fp32 on each engine."""
 
 from __future__ import annotations
 
+import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,39 +23,23 @@ from models.engines.selection import (
     open_with_engine,
 )
 from models.errors import PackError, RuntimeUnavailableError
-from models.pack.int8_samples import (
-    Crops,
-    People,
-    QuantizationSamples,
-    collect_samples,
-    read_people,
-)
+from models.pack.int8_samples import Crops, QuantizationSamples, collect_samples
 from models.pack.manifest import ModelPack
-from models.pack.variants import (
-    int8_entry,
-    int8_path,
-    networks_of,
-    other_entries,
-    quantizing,
-    remove_unlisted_int8,
-    write_int8,
-)
-from models.pack.writing import update_variants
-from models.risk.search_rates import rates_at, search_gallery, threshold_at_fpir
+from models.pack.writing import update_int8
+from models.runtime.dynamic_shapes import make_dynamic
 from models.runtime.network import Engine, Float, Network, is_ir
+from models.runtime.onnx_files import finalize_onnx, restore_fp32_weights
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.runtime.quantization import Quantizer
 from models.vision.detection import Detector
-from models.vision.photo_reading import PhotoReader
 from models.vision.pixels import to_planes
 from models.vision.precision_loss import cosine_loss, detection_shift
 from models.vision.recognition import Recognizer
-from models.vision.specs import DetectionSpec, NetworkSpec, RecognitionSpec, Variant
+from models.vision.specs import DetectionSpec, Int8File, NetworkSpec, RecognitionSpec
 
+INT8_FOLDER: Final = "int8"
+"""Subfolder of a pack: InsightFace opens every ONNX file beside the manifest."""
 MIN_MEAN_COSINE: Final = 0.99
-MAX_FNIR_LOST: Final = 0.01
-FPIR: Final = 0.01
-FMR: Final = 1e-3
 MAX_LANDMARK_SHIFT: Final = 0.05
 """Largest 95th percentile of the landmarks' movement, in eye distances."""
 MAX_FACES_LOST: Final = 0.01
@@ -99,21 +84,17 @@ class Int8Result:
 def quantize_pack(
     pack: ModelPack,
     photos: Iterable[NDArray[np.uint8]],
-    people: Path | None = None,
     preference: EnginePreference | None = None,
     note: str = "",
-    reader: PhotoReader | None = None,
 ) -> list[Int8Result]:
-    """Write INT8 variants of a pack's networks into it, and measure their loss on every engine.
+    """Write INT8 files of a pack's networks into it, and measure their loss on every engine.
 
-    A network that loses more than the limits, or gains no speed, gets no variant.
+    A network that loses more than the limits, or gains no speed, gets no file.
 
     Args:
         photos: (H, W, 3) RGB, like those that the service will see. One half sets ranges, the other measures the loss.
-        people: folder with a folder of photos per person, to measure FNIR too.
         preference: pinned settings of the service.
         note: description of the photos, for the record.
-        reader: reader of ``people``, which keeps the photos that cannot be read.
 
     Raises:
         PackError: the photos have too few faces, or the pack cannot be quantized or written.
@@ -131,32 +112,54 @@ def quantize_pack(
     detector = Detector(network, pack.detection)
     was_opened = network.input_shape != OnnxNetwork(pack.detection.path).input_shape
     samples = collect_samples(photos, detector, pack.recognition.alignment)
-    crops = (
-        None if people is None else read_people(people, detector, pack.recognition.alignment, reader or PhotoReader())
-    )
     judges: dict[str, Judge] = {
         "detection": DetectorJudge(pack.detection, detector, samples),
-        "recognition": RecognizerJudge(pack.recognition, samples, crops),
+        "recognition": RecognizerJudge(pack.recognition, samples),
     }
-    entries: dict[str, Any] = {task: other_entries(pack, spec) for task, spec in networks_of(pack).items()}
+    files: dict[str, Any] = {}
     results = []
-    for task, spec in networks_of(pack).items():
-        with (
-            _reporting(spec),
-            quantizing(spec, judges[task].batches(), task == "detection" and was_opened) as quantizer,
-        ):
-            result, file = _quantize(task, quantizer, judges[task], engines)
+    for task, judge in judges.items():
+        spec = judge.spec
+        with _reporting(spec), quantizing(spec, judge.batches(), task == "detection" and was_opened) as quantizer:
+            result, file = _quantize(task, quantizer, judge, engines)
             results.append(result)
             if result.accepted:
-                # Named by its content: until the manifest names it, the pack keeps its earlier file.
-                target = int8_path(spec).with_stem(f"{spec.path.stem}-{sha256_of(file)[:12]}")
+                # Named by its content: until the list names it, the pack keeps its earlier file.
+                checksum = sha256_of(file)
+                target = spec.path.parent / INT8_FOLDER / f"{spec.path.stem}-{checksum[:12]}.onnx"
+                target.parent.mkdir(exist_ok=True)
                 file.replace(target)
+                known = {"file": pack.name_of(target), "sha256": checksum, "of": sha256_of(spec.path)}
                 measured = {"engines": result.engines, "photos": note, "speedup": round(result.speedup, 2)}
-                entries[task]["int8"] = int8_entry(pack, spec, target, measured)
-    if pack.has_int8 or any(result.accepted for result in results):
-        made = update_variants(pack.directory, {task: listed for task, listed in entries.items() if listed})
-        remove_unlisted_int8(made)
+                files[task] = {**known, **measured}
+    if pack.has_int8 or files:
+        made = update_int8(pack.directory, files)
+        listed = {spec.int8.path for spec in (made.detection, made.recognition) if spec.int8 is not None}
+        for left in {*(pack.directory / INT8_FOLDER).glob("*.onnx")} - listed:  # of an interrupted quantization too
+            left.unlink()
     return results
+
+
+@contextmanager
+def quantizing(spec: NetworkSpec, batches: Iterable[Float], dynamic: bool = False) -> Iterator[Quantizer]:
+    """Yield a quantizer of a network, whose temporary files are removed at the end.
+
+    Args:
+        dynamic: quantize the network with open batch and sides, as `make_dynamic` writes it.
+    """
+    with tempfile.TemporaryDirectory(dir=spec.path.parent) as work:
+        wide = Path(work) / "wide.onnx"
+        restore_fp32_weights(spec.path, wide)
+        if dynamic and (graph := make_dynamic(wide)) is not None:
+            wide.write_bytes(graph)
+        # A recognizer's batch has many faces. A detector's photo is a batch of its own, and its faces are rare.
+        yield Quantizer(wide, batches, Path(work), isinstance(spec, RecognitionSpec))
+
+
+def write_int8(quantizer: Quantizer, spec: NetworkSpec, target: Path, excluded: Collection[str]) -> None:
+    """Write the INT8 file of a network, whose ``excluded`` layers stay fp32."""
+    quantizer.write(target, excluded)
+    finalize_onnx(target, target, {"kith.int8_of": sha256_of(spec.path)})
 
 
 @contextmanager
@@ -167,7 +170,7 @@ def _reporting(spec: NetworkSpec) -> Iterator[None]:
     except (PackError, RuntimeUnavailableError):
         raise
     except OSError as error:
-        raise PackError("variants", f"cannot be written beside {spec.path} ({error.strerror})") from error
+        raise PackError("int8", f"cannot be written beside {spec.path} ({error.strerror})") from error
     except Exception as error:
         raise PackError(spec.path.name, f"cannot be quantized ({type(error).__name__}: {error})") from error
 
@@ -190,7 +193,7 @@ def _quantize(task: str, quantizer: Quantizer, judge: Judge, engines: list[Engin
 
 def _speedup(judge: Judge, file: Path, engine: Engine) -> float:
     """Return the median ratio of the times in the best float precision and in INT8, for one input, in turns."""
-    plain = replace(judge.spec, variants=tuple(v for v in judge.spec.variants if v.precision != "int8"))
+    plain = replace(judge.spec, int8=None)
     choice = choose_engine(plain, EnginePreference(engine=engine), available_precisions(engine))
     networks = open_with_engine(plain, choice, EnginePreference()), judge.open(file, engine)
     batch = next(judge.batches())[:1]
@@ -250,10 +253,7 @@ def describe_loss(measured: Measured) -> str:
         lost = f"{shift['lost']} of {shift['faces']} faces lost"
         return f"landmarks move by at most {moved:.1%} of the eye distance in 95 %, box IoU {overlap:.3f}, {lost}"
     cosine = measured["cosine"]
-    text = f"cosine to fp32 {cosine['mean']:.4f}, at worst {cosine['worst']:.4f}"
-    for name, rates in measured.get("galleries", {}).items():
-        text += f"; {name}: FNIR {rates['fnir']:.1%} at FPIR {rates['fpir']:.1%}"
-    return text
+    return f"cosine to fp32 {cosine['mean']:.4f}, at worst {cosine['worst']:.4f}"
 
 
 class Judge(ABC):
@@ -274,18 +274,17 @@ class Judge(ABC):
         """Return the loss in units of its limit."""
 
     def open(self, file: Path, engine: Engine) -> Network:
-        int8 = replace(self.spec, variants=(Variant("int8", file, None, sha256_of(self.spec.path), {}),))
+        int8 = replace(self.spec, int8=Int8File(file, "", "", {}))
         return open_with_engine(int8, EngineChoice(engine, "int8", ""), EnginePreference())
 
 
 class RecognizerJudge(Judge):
     spec: RecognitionSpec
 
-    def __init__(self, spec: RecognitionSpec, samples: QuantizationSamples, people: People | None) -> None:
-        self.spec, self._samples, self._people = spec, samples, people
+    def __init__(self, spec: RecognitionSpec, samples: QuantizationSamples) -> None:
+        self.spec, self._samples = spec, samples
         self._fp32 = Recognizer(OnnxNetwork(spec.path), spec)
         self._exact = _embed(self._fp32, samples.measured_crops)
-        self._known = None if people is None else self._embed_people(self._fp32, people)
 
     def batches(self) -> Iterator[Float]:
         crops, shape = self._samples.crops, (3, *self.spec.shape)
@@ -297,19 +296,11 @@ class RecognizerJudge(Judge):
         recognizer = Recognizer(self.open(file, engine), self.spec)
         rows = slice(SEARCH_CROPS if few else None)
         vectors = _embed(recognizer, self._samples.measured_crops[rows])
-        found: Measured = {"cosine": cosine_loss(self._exact[rows], vectors)}
-        if self._people is not None and self._known is not None and not few:
-            other = self._embed_people(recognizer, self._people)
-            found["galleries"] = _gallery_rates(self._people.mates, self._known, other)
+        found = {"cosine": cosine_loss(self._exact[rows], vectors)}
         return {**found, "accepted": self.excess(found) <= 1}
 
     def excess(self, measured: Measured) -> float:
-        lost = (1 - measured["cosine"]["mean"]) / (1 - MIN_MEAN_COSINE)
-        rates = list(measured.get("galleries", {}).values())
-        return float(max([lost, *((each["fnir"] - rates[0]["fnir"]) / MAX_FNIR_LOST for each in rates)]))
-
-    def _embed_people(self, recognizer: Recognizer, people: People) -> tuple[Float, Float, Float]:
-        return tuple(_embed(recognizer, crops) for crops in (people.gallery, people.mated, people.strangers))  # type: ignore[return-value]
+        return float((1 - measured["cosine"]["mean"]) / (1 - MIN_MEAN_COSINE))
 
 
 class DetectorJudge(Judge):
@@ -340,23 +331,3 @@ class DetectorJudge(Judge):
 
 def _embed(recognizer: Recognizer, crops: Crops) -> Float:
     return np.concatenate([recognizer.embed(crops[i : i + EMBED_ROWS]) for i in range(0, len(crops), EMBED_ROWS)])
-
-
-def _gallery_rates(
-    mates: NDArray[np.int64], exact: tuple[Float, Float, Float], other: tuple[Float, Float, Float]
-) -> Measured:
-    """Return error rates at thresholds of fp32, if enrolled photos and probes have these precisions."""
-    wide, narrow = (tuple(vectors.astype(np.float64) for vectors in found) for found in (exact, other))
-    similarity = wide[1] @ wide[0].T
-    similarity[np.arange(len(mates)), mates] = -1
-    pair = float(np.quantile(np.concatenate([similarity.ravel(), (wide[2] @ wide[0].T).ravel()]), 1 - FMR))
-    _, alarms = search_gallery(wide[0], wide[1], mates, wide[2])
-    thresholds = {"pair_threshold": pair, "search_threshold": threshold_at_fpir(alarms, FPIR), "fpir": FPIR}
-    return {
-        name: {**rates_at(enrolled[0], probes[1], mates, probes[2], **thresholds), "fmr_asked": FMR}
-        for name, enrolled, probes in (
-            ("fp32, probes fp32", wide, wide),
-            ("fp32, probes int8", wide, narrow),
-            ("int8, probes int8", narrow, narrow),
-        )
-    }

@@ -13,10 +13,10 @@ from models.errors import PackError
 from models.pack.loading import load_pack
 from models.pack.manifest import (
     CALIBRATION_FILE,
+    INT8_FILE,
     LICENSE_FILE,
     MANIFEST_FILE,
     MANIFEST_VERSION,
-    VARIANTS_FILE,
     ModelPack,
     read_json,
 )
@@ -112,22 +112,23 @@ def update_manifest(directory: Path, provenance: Mapping[str, Any], metrics: Map
     Raises:
         PackError: the pack has no manifest of version 2.
     """
-    document = {**_read_manifest(directory), "provenance": provenance, "metrics": metrics}
-    _replace_file(directory / MANIFEST_FILE, json.dumps(document, indent=2))
+    document = _read_manifest(directory)
+    if document is None:
+        problem = f"of version {MANIFEST_VERSION} does not exist in {directory}: only packs with one can be updated"
+        raise PackError(MANIFEST_FILE, problem)
+    _replace_file(
+        directory / MANIFEST_FILE, json.dumps({**document, "provenance": provenance, "metrics": metrics}, indent=2)
+    )
     return load_pack(directory)
 
 
-def update_variants(directory: Path, variants: Mapping[str, Any]) -> ModelPack:
-    """Replace the ``variants`` of a pack, whose files must already exist, and load the pack.
-
-    They are in the manifest, or in VARIANTS_FILE if the pack has none.
+def update_int8(directory: Path, files: Mapping[str, Any]) -> ModelPack:
+    """Replace the list of a pack's INT8 files, which must already exist, and load the pack.
 
     Raises:
-        PackError: the variants do not match the pack; nothing is changed.
+        PackError: the files do not match the pack; nothing is changed.
     """
-    if not _has_manifest(directory):
-        return _write_verified(directory / VARIANTS_FILE, variants)
-    return _write_verified(directory / MANIFEST_FILE, {**_read_manifest(directory), "variants": variants})
+    return _write_verified(directory / INT8_FILE, files)
 
 
 def _write_verified(file: Path, document: Mapping[str, Any]) -> ModelPack:
@@ -155,7 +156,7 @@ def replace_calibration(pack: ModelPack, calibration: Mapping[str, Any]) -> Mode
     if calibration.get("recognizer") != pack.recognition.fingerprint():
         raise PackError("calibration", "was measured with another recognizer")
     manifest = pack.directory / MANIFEST_FILE
-    document = read_json(manifest) if _has_manifest(pack.directory) else {}
+    document = _read_manifest(pack.directory)
     try:
         _replace_file(pack.directory / CALIBRATION_FILE, json.dumps(calibration))
         if document and document.get("calibration") != CALIBRATION_FILE:
@@ -165,19 +166,11 @@ def replace_calibration(pack: ModelPack, calibration: Mapping[str, Any]) -> Mode
     return load_pack(pack.directory)
 
 
-def _has_manifest(directory: Path) -> bool:
-    """Tell whether a pack has a manifest of the version that Kith reads."""
+def _read_manifest(directory: Path) -> Mapping[str, Any] | None:
+    """Return a pack's manifest; None if it has none of the version that Kith reads."""
     manifest = directory / MANIFEST_FILE
-    return manifest.is_file() and read_json(manifest).get("manifest_version") == MANIFEST_VERSION
-
-
-def _read_manifest(directory: Path) -> Mapping[str, Any]:
-    if not (directory / MANIFEST_FILE).is_file():
-        raise PackError(MANIFEST_FILE, f"does not exist in {directory}: only packs with a manifest can be updated")
-    document = read_json(directory / MANIFEST_FILE)
-    if document.get("manifest_version") != MANIFEST_VERSION:
-        raise PackError("manifest_version", f"must be {MANIFEST_VERSION}")
-    return document
+    document = read_json(manifest) if manifest.is_file() else {}
+    return document if document.get("manifest_version") == MANIFEST_VERSION else None
 
 
 def _replace_file(path: Path, text: str) -> None:

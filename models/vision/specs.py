@@ -7,15 +7,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from models.runtime.network import Engine, Precision, read_network
+from models.runtime.network import Engine, read_network
 from models.vision.alignment import Alignment
 
 ColorOrder = Literal["RGB", "BGR"]
 HeadKind = Literal["scrfd", "yunet"]
-MAX_POINTS_LOST: Final = 0.1
-"""Largest loss of accuracy or recall, in percentage points, of an automatically chosen precision."""
 
 
 @dataclass(frozen=True)
@@ -28,65 +26,22 @@ class Normalization:
 
 
 @dataclass(frozen=True)
-class Variant:
-    """Network in another precision, with embeddings comparable to the main file's.
+class Int8File:
+    """INT8 file of a network, with embeddings comparable to the main file's.
 
     Args:
-        path: None if the runtime converts the main file itself.
-        sha256: checksum of ``path``.
-        of: SHA-256 of the main file that the variant was made from.
-        measured: accuracy figures.
+        of: SHA-256 of the main file that it was made from.
+        engines: measured loss by engine, with ``accepted``.
     """
 
-    precision: Precision
-    path: Path | None
-    sha256: str | None
+    path: Path
+    sha256: str
     of: str
-    measured: Mapping[str, Any] = field(compare=False)
-
-    def points_lost(self, engine: Engine) -> float | None:
-        """Return the percentage points of accuracy lost on an engine, or the largest loss if that is not known.
-
-        The loss is that of LFW View 2, or of WIDER FACE recall if a detector loses more there.
-        """
-        try:
-            return float(self._measured(engine)["points_lost"])
-        except (KeyError, TypeError, ValueError):
-            return self.measured.get("points_lost")
+    engines: Mapping[Engine, Mapping[str, Any]] = field(compare=False)
 
     def is_accurate(self, engine: Engine) -> bool:
-        """Tell whether the measured loss on an engine permits to choose the variant automatically."""
-        lost = self.points_lost(engine)
-        return lost <= MAX_POINTS_LOST if lost is not None else self._measured(engine).get("accepted") is True
-
-    def describe_loss(self, engine: Engine) -> str:
-        """Describe the measured loss on an engine: points of accuracy, or the effect on embeddings or landmarks."""
-        if (lost := self.points_lost(engine)) is not None:
-            return f"{lost:g} points"
-        found = self._measured(engine)
-        try:
-            if "cosine" in found:
-                return f"{1 - found['cosine']['mean']:.4f} of the cosine"
-            return f"{found['landmark_shift']['eye_distances']['p95']:.1%} of the eye distance"
-        except (KeyError, TypeError, ValueError):
-            return "not measured"  # the manifest does not validate these figures
-
-    def _measured(self, engine: Engine) -> Mapping[str, Any]:
-        engines = self.measured.get("engines")
-        found = engines.get(engine) if isinstance(engines, dict) else None
-        return found if isinstance(found, dict) else {}
-
-    def gallery_impact(self, engine: Engine) -> str | None:
-        """Describe the change of gallery error rates against fp32 at equal thresholds; None if not measured."""
-        try:
-            rates = self._measured(engine)["galleries"]
-            before, after = rates["fp32, probes fp32"], rates[f"{self.precision}, probes {self.precision}"]
-            return (
-                f"in galleries TAR {before['tar']:.1%} -> {after['tar']:.1%} at FMR {before['fmr_asked']:.1%}, "
-                f"FNIR {before['fnir']:.1%} -> {after['fnir']:.1%} at FPIR {before['fpir_asked']:.0%}"
-            )
-        except (KeyError, TypeError, ValueError):
-            return None  # the manifest does not validate these figures
+        """Tell whether the measured loss on an engine permits to choose the file automatically."""
+        return self.engines.get(engine, {}).get("accepted") is True
 
 
 @dataclass(frozen=True)
@@ -97,7 +52,7 @@ class DetectionSpec:
     sha256: str | None
     normalization: Normalization
     head: HeadKind
-    variants: tuple[Variant, ...] = ()
+    int8: Int8File | None = None
 
 
 @dataclass(frozen=True)
@@ -110,12 +65,12 @@ class RecognitionSpec:
     alignment: Alignment
     dimension: int
     preprocessing_version: str
-    variants: tuple[Variant, ...] = ()
+    int8: Int8File | None = None
 
     def fingerprint(self) -> str:
         """Return a hash of the network and its preprocessing; embeddings compare only if it is equal.
 
-        Variants are excluded: they count as the same recognizer.
+        The INT8 file is excluded: it counts as the same recognizer.
         """
         digest = hashlib.sha256(read_network(self.path))
         shape = [self.normalization.mean, self.normalization.std, self.normalization.color, self.alignment.size_px]
@@ -161,7 +116,7 @@ class LivenessSpec:
     live_class: int | None
     threshold: float
     max_outside: float
-    variants: tuple[Variant, ...] = ()
+    int8: Int8File | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

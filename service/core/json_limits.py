@@ -8,11 +8,11 @@ MAX_VALUES: Final = 10_000
 """Values besides the numbers of embeddings. This many are read in 20 ms."""
 
 
-def check_json(document: bytes, numbers: int = 0, values: int = MAX_VALUES) -> None:
+def check_json(document: bytes, numbers: int = 0) -> None:
     """Raise ValueError if the document may have more than so many values, and ``numbers`` of embeddings.
 
     A parser makes an object of each value, so that a few megabytes of `[]` need gigabytes. The count includes the
     commas and brackets of text; base64 has none.
     """
-    if sum(map(document.count, (b",", b"[", b"{"))) > values + numbers:
-        raise ValueError(f"more than {values} values")
+    if sum(map(document.count, (b",", b"[", b"{"))) > MAX_VALUES + numbers:
+        raise ValueError(f"more than {MAX_VALUES} values")

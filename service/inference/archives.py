@@ -9,7 +9,6 @@ import csv
 import errno
 import hashlib
 import io
-import json
 import os
 import tarfile
 import zipfile
@@ -18,22 +17,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import IO, Any, BinaryIO, Final, Literal, Protocol, cast
+from typing import IO, BinaryIO, Final, Literal, Protocol, cast
 
 from kith.wire.identifiers import to_nfc
 from models.vision.photo_files import HEAD_BYTES, is_hidden, is_photo, printable_path
 from service.core.errors import ArchiveInvalidError, ImageError, KithError, LimitReachedError
-from service.core.json_limits import check_json
 from service.core.unpacking import PiecesFile, max_unpacked_bytes, unpacked_pieces
-from service.inference.archive_names import ENTRY_SIGNATURE, is_utf8, name_of, repair_directory
 
-MANIFESTS: Final = ("manifest.csv", "manifest.ndjson")
+MANIFEST: Final = "manifest.csv"
 SIGNATURE_BYTES: Final = 512
 """Length of an archive's beginning that identifies its format."""
 MAX_DIRECTORY_BYTES: Final = 64_000_000
 """Limit for the directory of a zip and for a manifest, which are read whole."""
 MAX_COLUMNS: Final = 16
-"""Columns of a manifest, and values of each JSON entry."""
+"""Columns of a manifest."""
 MAX_GLOBAL_HEADER_BYTES: Final = 1000
 """Size of a global tar header, which holds a comment. Several may precede an entry."""
 MAX_HEADER_BYTES: Final = 100_000
@@ -41,7 +38,9 @@ MAX_HEADER_BYTES: Final = 100_000
 EXTENDED_HEADERS: Final = frozenset(
     {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
 )
-MAX_ENTRY_VALUES: Final = 4 * MAX_COLUMNS
+UTF8_FLAG: Final = 0x800
+ENTRY_SIGNATURE: Final = b"PK\1\2"
+"""Signature of each entry of a zip's directory."""
 MAX_NAME_LENGTH: Final = 512
 NAMES_REMEDY: Final = (
     "State the encoding with names (kith enroll --names): gbk or big5 for Chinese, cp932 for Japanese, cp949 for "
@@ -153,8 +152,8 @@ def read_contents(
         path = _safe_path(member.path)
         if not member.certain:
             uncertain[member.name] = member.path
-        if labeled and manifest is None and path.name in MANIFESTS and len(path.parts) <= 2:
-            manifest = path.parent, _read_manifest(path.name, member.read(), limits.entries)
+        if labeled and manifest is None and path.name == MANIFEST and len(path.parts) <= 2:
+            manifest = path.parent, _read_manifest(member.read(), limits.entries)
         elif is_hidden(path):
             hidden += 1
         elif is_photo(path, partial(_head, member)):
@@ -258,7 +257,26 @@ def _zip_members(archive: ArchiveSource, limits: ArchiveLimits, names: str | Non
             # _zip_entry never unpacks more than the declared size.
             total += info.file_size
             _check_total(total, limits)
-            yield *name_of(info, names), partial(_zip_entry, opened, info, limits)
+            yield *_zip_name(info, names), partial(_zip_entry, opened, info, limits)
+
+
+def _zip_name(info: zipfile.ZipInfo, names: str | None) -> tuple[str, bool]:
+    """Return the name of an entry, and whether its encoding is known: flagged, stated, or UTF-8.
+
+    Bytes that are not UTF-8 become surrogates, as in tar archives. Some writers separate folders by backslashes.
+    """
+    if info.flag_bits & UTF8_FLAG or names is not None:
+        return info.filename.replace("\\", "/"), True
+    stored = info.orig_filename.encode("cp437").partition(b"\0")[0]  # the reverse of zipfile's decoding
+    name = stored.decode("utf-8", "surrogateescape")
+    if not is_utf8(name):
+        return name, False  # a backslash may be half of a character
+    return name.replace("\\", "/"), True
+
+
+def is_utf8(name: str) -> bool:
+    """Return False for a name with surrogates, which stand for bytes that are not UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _zip_entry(
@@ -315,15 +333,13 @@ def _unpacked(file: IO[bytes], kind: ArchiveKind) -> IO[bytes] | PiecesFile:
 class _LimitedZipFile:
     """Zip file that rejects reads above ``max_bytes``, and directories with too many entries.
 
-    ``zipfile`` creates an object per directory entry before it reports their number. The first block that begins like
-    a directory is the directory.
+    ``zipfile`` creates an object per directory entry before it reports their number.
     """
 
     def __init__(self, file: IO[bytes], max_bytes: int, limits: ArchiveLimits) -> None:
         self._file = file
         self._max_bytes = max_bytes
         self._limits = limits
-        self._before_directory = True
         self._size = file.seek(0, os.SEEK_END)
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
 
@@ -336,9 +352,6 @@ class _LimitedZipFile:
         block = self._file.read(wanted)
         if len(block) > len(ENTRY_SIGNATURE) * self._limits.entries:
             _check_entries(block.count(ENTRY_SIGNATURE), self._limits)
-        if self._before_directory and block.startswith(ENTRY_SIGNATURE):
-            self._before_directory = False
-            return repair_directory(block)
         return block
 
 
@@ -417,45 +430,23 @@ def _common_folders(files: Sequence[PurePosixPath]) -> int:
     return int(len(outer) == 1 and all(len(file.parts) > 2 for file in files))
 
 
-def _read_manifest(name: str, payload: bytes, entries: int) -> dict[str, str]:
+def _read_manifest(payload: bytes, entries: int) -> dict[str, str]:
     """Parse a manifest. Return the subject by path."""
     if sum(payload.count(mark) for mark in (b"\n", b"\r", b",")) > MAX_COLUMNS * (entries + 1):
-        raise LimitReachedError("archive_too_large", f"{name} has more than {entries} entries")
+        raise LimitReachedError("archive_too_large", f"{MANIFEST} has more than {entries} entries")
     try:
-        text = payload.decode("utf-8-sig")
-        is_csv = name.endswith(".csv")
-        rows = _csv_rows(text) if is_csv else (_parse_json_entry(line) for line in text.split("\n") if line.strip())
+        rows = csv.DictReader(io.StringIO(payload.decode("utf-8-sig"), newline=""))
+        if len(rows.fieldnames or ()) > MAX_COLUMNS:  # a short row gets them all
+            raise ValueError(f"more than {MAX_COLUMNS} columns")
         subjects: dict[str, str] = {}
         for number, row in enumerate(rows, start=1):
-            if not _is_row(row):
-                raise ArchiveInvalidError(
-                    f"{name}, entry {number}: 'file' and 'subject' are required, and must be text"
-                )
-            subjects[str(_safe_path(row["file"].replace("\\", "/")))] = _compose(row["subject"])
-    except (ValueError, RecursionError, csv.Error) as error:
-        raise ArchiveInvalidError(f"{name} cannot be read: {error}") from error
+            file, subject = row.get("file"), row.get("subject")
+            if file is None or subject is None:
+                raise ArchiveInvalidError(f"{MANIFEST}, entry {number}: 'file' and 'subject' are required")
+            subjects[str(_safe_path(file.replace("\\", "/")))] = _compose(subject)
+    except (ValueError, csv.Error) as error:
+        raise ArchiveInvalidError(f"{MANIFEST} cannot be read: {error}") from error
     return subjects
-
-
-def _csv_rows(text: str) -> Iterator[Any]:
-    """Yield the rows of a CSV manifest.
-
-    Raises:
-        ValueError: the header has too many columns. A short row gets them all.
-    """
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    if len(rows.fieldnames or ()) > MAX_COLUMNS:
-        raise ValueError(f"more than {MAX_COLUMNS} columns")
-    yield from rows
-
-
-def _parse_json_entry(line: str) -> Any:
-    check_json(line.encode(), values=MAX_ENTRY_VALUES)
-    return json.loads(line)
-
-
-def _is_row(row: Any) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("file"), str) and isinstance(row.get("subject"), str)
 
 
 def _by_manifest(

@@ -19,8 +19,14 @@ from kith.wire.identifiers import ID_RULE, normalize_id
 from kith.wire.subjects import ChecksIn
 from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidRequestError, JobFailedError, KithError
 from service.domain.gallery import Gallery, NewTemplate
-from service.inference.archive_names import is_utf8
-from service.inference.archives import ArchiveContents, ArchivedFile, ArchiveLimits, iterate_members, read_contents
+from service.inference.archives import (
+    ArchiveContents,
+    ArchivedFile,
+    ArchiveLimits,
+    is_utf8,
+    iterate_members,
+    read_contents,
+)
 from service.inference.photo_pipeline import Photo
 from service.jobs.runner import JobContext, JobKind, JobStoppedError, is_fault
 from service.risk.gallery_risks import MIN_SUBJECTS

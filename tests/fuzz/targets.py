@@ -112,14 +112,12 @@ def _manifests() -> Iterator[bytes]:
     document = json.loads((BUNDLED_PACK / "manifest.json").read_text())
     for task, name in (("detection", "detector.onnx"), ("recognition", "recognizer.onnx")):
         document["tasks"][task]["file"] = name
-    document |= {"calibration": "calibration.json", "metrics": {}, "provenance": {}, "variants": {}}
+    document |= {"calibration": "calibration.json", "metrics": {}, "provenance": {}}
     document["tasks"]["recognition"]["alignment"] = {"template": [[38, 51], [73, 51], [56, 71], [41, 92], [70, 92]]}
-    of = {"of": "0" * 64, "measured": {"points_lost": 0.1}}
     counts = [1] * (len(EDGES) - 1)
     tail = {"start": 0.3, "share": 0.001, "shape": -0.1, "scale": 0.05}
     calibration = {"histograms": {"impostor": counts, "genuine": counts}, "tail": tail, "variances": [[0, 1], [0.1, 1]]}
-    for variants in ({}, {"detection": {"bf16": of}}):
-        yield json.dumps(document | {"variants": variants}).encode() + b"\0" + json.dumps(calibration).encode()
+    yield json.dumps(document).encode() + b"\0" + json.dumps(calibration).encode()
 
 
 def _lines(data: bytes) -> None:

@@ -38,7 +38,7 @@ async def enroll_archive(
 ) -> JobOut:
     """Start a job that enrolls the photos of an archive: zip, or tar with gzip, zstd or no compression.
 
-    Paths in the archive are SUBJECT/PHOTO, unless a manifest.csv or manifest.ndjson (file, subject) assigns them. The
+    Paths in the archive are SUBJECT/PHOTO, unless a manifest.csv (file, subject) assigns them. The
     archive is on disk when the response is sent.
     """
     backend.recognizers.for_gallery(gallery)  # raises here rather than in the job

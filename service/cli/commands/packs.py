@@ -226,10 +226,6 @@ def quantize(
         Path | None,
         typer.Option(help="Folder of typical photos. Default: the demo's photos.", exists=True, file_okay=False),
     ] = None,
-    people: Annotated[
-        Path | None,
-        typer.Option(help="Folder of photos per person: also measure FNIR.", exists=True, file_okay=False),
-    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the pack's INT8 files.")] = False,
 ) -> None:
     """Write INT8 files of an installed pack for fast inference on this machine, and measure their loss.
@@ -244,13 +240,13 @@ def quantize(
     settings = read_settings()
     pack = load_pack(find_pack(Path(name), settings.models_path))
     if is_bundled(pack):
-        raise PackError("variants", "bundled packs come with the INT8 files that lose little")
+        raise PackError("int8", "bundled packs come with the INT8 files that lose little")
     if pack.has_int8 and not replace:
-        raise PackError("variants", f"{name} has INT8 files. Replace them with --replace")
+        raise PackError("int8", f"{name} has INT8 files. Replace them with --replace")
     note = "the demo's photos" if photos is None else photos.resolve().name
     with _noting_unreadable() as reader:
         sample = varied_samples() if photos is None else spread(photos, reader)
-        results = quantize_pack(pack, sample, people, settings.wish, note, reader)
+        results = quantize_pack(pack, sample, settings.wish, note)
     output.answer(
         [asdict(result) | {"accepted": result.accepted} for result in results],
         lambda: _print_quantization(results),

@@ -15,7 +15,7 @@ from typing import Final
 from kith.wire.identifiers import FORBIDDEN_IN_IDS_PATTERN, JOINERS, MAX_ID_LENGTH, remove_strays, to_nfc
 from models.vision.photo_files import HEAD_BYTES, photo_format
 from service.core.atomic_files import atomic_write
-from service.inference.archives import MANIFESTS
+from service.inference.archives import MANIFEST
 
 PEOPLE_PER_FOLDER: Final = 1000
 SLASHES: Final = re.compile(r"[/\\]")
@@ -81,7 +81,7 @@ def write_archive(photos: Iterable[PersonPhoto], path: Path) -> tuple[int, int]:
             archive.writestr(name, photo.content)
             rows.writerow((name, photo.subject, photo.source))
             count += 1
-        archive.writestr(MANIFESTS[0], manifest.getvalue())
+        archive.writestr(MANIFEST, manifest.getvalue())
     return len(people), count
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -26,55 +26,56 @@ from models.engines.selection import (
 )
 from models.errors import PackError, RuntimeUnavailableError
 from models.pack.loading import BUNDLED_PACK, load_pack
-from models.pack.manifest import MANIFEST_FILE
+from models.pack.manifest import INT8_FILE, MANIFEST_FILE
 from models.runtime.network import Engine, Float, Precision
 from models.runtime.openvino_network import OpenVinoNetwork
 from models.vision.recognition import Recognizer
-from models.vision.specs import RecognitionSpec, Variant
+from models.vision.specs import Int8File, RecognitionSpec
 from tests.packs import pack_in_openvinos_format, pack_with_int8
 
 BOTH: PrecisionsByEngine = {"openvino": {"fp32", "bf16", "int8"}, "onnxruntime": {"fp32", "int8"}}
 OLD: PrecisionsByEngine = {"openvino": {"fp32"}, "onnxruntime": {"fp32"}}
 
 
-def spec(lost: Mapping[Precision, float | None] | None = None) -> RecognitionSpec:
-    """Return the bundled recognizer with variants that lose ``lost`` points; None is not measured."""
-    variants = tuple(
-        Variant(
-            precision, BUNDLED_PACK / "recognizer.onnx", "0" * 64, "0" * 64, {} if p is None else {"points_lost": p}
-        )
-        for precision, p in (lost or {}).items()
-    )
-    return replace(load_pack(BUNDLED_PACK).recognition, variants=variants)
+def spec(int8: Mapping[Engine, bool] | None = None) -> RecognitionSpec:
+    """Return the bundled recognizer with an INT8 file that is accurate on some engines; None: without."""
+    engines = {engine: {"accepted": accurate} for engine, accurate in (int8 or {}).items()}
+    file = None if int8 is None else Int8File(BUNDLED_PACK / "recognizer.onnx", "0" * 64, "0" * 64, engines)
+    return replace(load_pack(BUNDLED_PACK).recognition, int8=file)
+
+
+ACCURATE: Final[Mapping[Engine, bool]] = {"openvino": True, "onnxruntime": True}
+INACCURATE: Final[Mapping[Engine, bool]] = {"openvino": False, "onnxruntime": False}
 
 
 @pytest.mark.parametrize(
-    ("lost", "preference", "available", "engine", "precision"),
+    ("int8", "preference", "available", "engine", "precision"),
     [
-        ({"int8": 0.05}, EnginePreference(), BOTH, "openvino", "int8"),
-        ({"int8": -0.02}, EnginePreference(), BOTH, "openvino", "int8"),
-        ({"int8": 0.11}, EnginePreference(), BOTH, "openvino", "bf16"),
-        ({"int8": None}, EnginePreference(), BOTH, "openvino", "bf16"),
-        ({"int8": 0.11, "bf16": 0.2}, EnginePreference(), BOTH, "openvino", "fp32"),
+        (ACCURATE, EnginePreference(), BOTH, "openvino", "int8"),
+        (INACCURATE, EnginePreference(), BOTH, "openvino", "bf16"),
         ({}, EnginePreference(), BOTH, "openvino", "bf16"),
-        ({"int8": 0.05}, EnginePreference(), OLD, "openvino", "fp32"),
-        ({"int8": 0.05}, EnginePreference(engine="onnxruntime"), BOTH, "onnxruntime", "int8"),
-        ({}, EnginePreference(engine="onnxruntime"), BOTH, "onnxruntime", "fp32"),
-        ({"int8": 0.05}, EnginePreference(provider="CPUExecutionProvider"), BOTH, "onnxruntime", "int8"),
-        ({"int8": 0.05}, EnginePreference(precision="fp32"), BOTH, "openvino", "fp32"),
-        ({"int8": 0.5}, EnginePreference(precision="int8"), OLD, "openvino", "int8"),
-        ({}, EnginePreference(precision="int8"), BOTH, "openvino", "bf16"),
-        ({"int8": 0.05}, EnginePreference(), {"onnxruntime": {"fp32"}}, "onnxruntime", "fp32"),
+        (None, EnginePreference(), BOTH, "openvino", "bf16"),
+        (ACCURATE, EnginePreference(), OLD, "openvino", "fp32"),
+        (ACCURATE, EnginePreference(engine="onnxruntime"), BOTH, "onnxruntime", "int8"),
+        # Other kernels round differently, so that one file can be accurate on one engine only.
+        ({"openvino": True, "onnxruntime": False}, EnginePreference(), BOTH, "openvino", "int8"),
+        ({"openvino": True}, EnginePreference(engine="onnxruntime"), BOTH, "onnxruntime", "fp32"),
+        (None, EnginePreference(engine="onnxruntime"), BOTH, "onnxruntime", "fp32"),
+        (ACCURATE, EnginePreference(provider="CPUExecutionProvider"), BOTH, "onnxruntime", "int8"),
+        (ACCURATE, EnginePreference(precision="fp32"), BOTH, "openvino", "fp32"),
+        (INACCURATE, EnginePreference(precision="int8"), OLD, "openvino", "int8"),
+        (None, EnginePreference(precision="int8"), BOTH, "openvino", "bf16"),
+        (ACCURATE, EnginePreference(), {"onnxruntime": {"fp32"}}, "onnxruntime", "fp32"),
     ],
 )
 def test_the_fastest_accurate_precision_is_chosen(
-    lost: dict[Precision, float | None],
+    int8: Mapping[Engine, bool] | None,
     preference: EnginePreference,
     available: PrecisionsByEngine,
     engine: Engine,
     precision: Precision,
 ) -> None:
-    choice = choose_engine(spec(lost), preference, available)
+    choice = choose_engine(spec(int8), preference, available)
     assert (choice.engine, choice.precision) == (engine, precision)
     assert choice.reason
 
@@ -90,19 +91,6 @@ def test_only_other_packs_are_opened_in_every_shape(tmp_path: Path) -> None:
             assert isinstance(network, OpenVinoNetwork)
             compiled.append(len(network._compiled))
     assert compiled == [1, 1, 3, 2]
-
-
-def test_each_engine_counts_its_own_loss() -> None:
-    """Other kernels round differently, so that one file can be accurate on one engine only."""
-    measured = {
-        "points_lost": 0.13,
-        "engines": {"openvino": {"points_lost": -0.1}, "onnxruntime": {"points_lost": 0.13}},
-    }
-    small = replace(spec({"int8": 0.0}).variants[0], measured=measured)
-    network = replace(spec(), variants=(small,))
-    assert choose_engine(network, EnginePreference(), BOTH).precision == "int8"
-    assert choose_engine(network, EnginePreference(engine="onnxruntime"), BOTH).precision == "fp32"
-    assert small.points_lost("onnxruntime") == 0.13
 
 
 @pytest.mark.parametrize(
@@ -140,31 +128,18 @@ def varied(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     return directory, json.loads((directory / MANIFEST_FILE).read_text())
 
 
-def test_variants_load_and_keep_the_fingerprint(varied: tuple[Path, dict[str, Any]]) -> None:
+def test_int8_files_load_and_keep_the_fingerprint(varied: tuple[Path, dict[str, Any]]) -> None:
     directory, _ = varied
     pack = load_pack(directory)
     pack.verify()
     assert pack.recognition.fingerprint() == load_pack(BUNDLED_PACK).recognition.fingerprint()
-    assert {v.precision: v.points_lost("openvino") for v in pack.recognition.variants} == {"int8": 0.03, "bf16": 0.0}
     assert (
         open_network(pack.recognition, EnginePreference(precision="int8")).path
         == directory / "int8" / "recognizer.onnx"
     )
     assert open_network(pack.recognition, EnginePreference(precision="fp32")).path == directory / "recognizer.onnx"
-    assert choose_engine(pack.recognition, EnginePreference(), BOTH) == EngineChoice(
-        "openvino",
-        "int8",
-        "the pack has INT8 with a measured loss of 0.03 points; in galleries TAR 98.7% -> 98.5% at FMR 0.1%, "
-        "FNIR 10.5% -> 11.4% at FPIR 1% (KITH_RUNTIME=bf16 loses less)",
-    )
-
-
-@pytest.mark.parametrize(
-    "measured", [{"engines": 3}, {"engines": {"openvino": {"galleries": {"fp32, probes fp32": 1}}}}]
-)
-def test_malformed_variant_figures_are_ignored(measured: dict[str, Any]) -> None:
-    (variant,) = spec({"int8": 0.05}).variants
-    assert replace(variant, measured=measured).gallery_impact("openvino") is None
+    reason = "the pack has INT8 with a loss within the limits"
+    assert choose_engine(pack.recognition, EnginePreference(), BOTH) == EngineChoice("openvino", "int8", reason)
 
 
 def test_a_recognizer_in_openvinos_format_is_served_by_openvino_alone(
@@ -232,7 +207,7 @@ def test_the_fallback_from_openvino_keeps_the_precision(
         open_network(recognition, EnginePreference(precision="bf16"))
 
 
-def test_a_variant_of_another_dimension_is_rejected(varied: tuple[Path, dict[str, Any]]) -> None:
+def test_an_int8_file_of_another_dimension_is_rejected(varied: tuple[Path, dict[str, Any]]) -> None:
     directory, manifest = varied
     manifest["tasks"]["recognition"]["embedding_dimension"] = 7
     (directory / MANIFEST_FILE).write_text(json.dumps(manifest))
@@ -244,19 +219,20 @@ def test_a_variant_of_another_dimension_is_rejected(varied: tuple[Path, dict[str
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"sha256": "0" * 64}, "variants.recognition.int8.sha256"),
-        ({"of": "0" * 64}, "variants.recognition.int8.of"),
-        ({"of": None}, "variants.recognition.int8.of"),
-        ({"file": "int8/other.onnx"}, "variants.recognition.int8.file"),
-        ({"measured": {"points_lost": "none"}}, "variants.recognition.int8.measured.points_lost"),
+        ({"sha256": "0" * 64}, "int8.recognition.sha256"),
+        ({"of": "0" * 64}, "int8.recognition.of"),
+        ({"of": None}, "int8.recognition.of"),
+        ({"file": "int8/other.onnx"}, "int8.recognition.file"),
+        ({"engines": {"openvino": 3}}, "int8.recognition.engines.openvino"),
     ],
 )
-def test_a_variant_of_another_file_is_rejected(
+def test_an_int8_file_of_another_network_is_rejected(
     varied: tuple[Path, dict[str, Any]], change: dict[str, Any], field: str
 ) -> None:
-    directory, manifest = varied
-    manifest["variants"]["recognition"]["int8"] |= change
-    (directory / MANIFEST_FILE).write_text(json.dumps(manifest))
+    directory, _ = varied
+    listed = json.loads((directory / INT8_FILE).read_text())
+    listed["recognition"] |= change
+    (directory / INT8_FILE).write_text(json.dumps(listed))
     with pytest.raises(PackError) as refused:
         load_pack(directory).verify()
     assert refused.value.field == field

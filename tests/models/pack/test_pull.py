@@ -123,9 +123,9 @@ def test_an_interrupted_pull_resumes(server: Server, models_dir: Path) -> None:
     assert not is_present(entry, models_dir)
     fetch(entry, models_dir)
     assert is_present(entry, models_dir)
-    ranges = [wanted for path, wanted, _ in server.requests if path == "/recognizer.onnx"]
+    ranges = [wanted for path, wanted in server.requests if path == "/recognizer.onnx"]
     assert ranges == [None, "bytes=100000-", "bytes=200000-"]
-    assert sum(path == "/detector.onnx" for path, _, _ in server.requests) == 1
+    assert sum(path == "/detector.onnx" for path, _ in server.requests) == 1
 
 
 def test_unpublished_checksums_are_recorded(server: Server, models_dir: Path) -> None:
@@ -214,7 +214,7 @@ def test_only_listed_members_are_extracted(server: Server, models_dir: Path) -> 
     assert [result.what for result in check_pack(entry, models_dir) if not result.ok] == ["license"]
 
 
-def test_a_pack_with_variants_is_pulled_completely(server: Server, models_dir: Path, tmp_path: Path) -> None:
+def test_a_pack_with_int8_files_is_pulled_completely(server: Server, models_dir: Path, tmp_path: Path) -> None:
     published = pack_with_int8(tmp_path / "published")
     paths = [path for path in sorted(published.rglob("*")) if path.suffix in (".onnx", ".json")]
     files = {path.relative_to(published).as_posix(): path.read_bytes() for path in paths}
@@ -225,8 +225,9 @@ def test_a_pack_with_variants_is_pulled_completely(server: Server, models_dir: P
     directory = fetch(entry, models_dir)
     assert read_pull_record(entry, models_dir)["files"] == {name: sha256(content) for name, content in files.items()}
     assert all(result.ok for result in check_pack(entry, models_dir))
-    variants = load_pack(directory).recognition.variants
-    assert directory / "int8" / "recognizer.onnx" in [variant.path for variant in variants]
+    int8 = load_pack(directory).recognition.int8
+    assert int8 is not None
+    assert int8.path == directory / "int8" / "recognizer.onnx"
     (directory / "int8" / "recognizer.onnx").write_bytes(b"x")
     assert not all(result.ok for result in check_pack(entry, models_dir))
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from models.engines.selection import EngineChoice, EnginePreference, available_precisions, open_with_engine
 from models.pack.loading import load_pack
-from models.pack.variants import quantizing, write_int8
+from models.pack.quantization import quantizing, write_int8
 from models.runtime.dynamic_shapes import agrees, make_dynamic
 from models.runtime.network import Engine
 from models.runtime.onnx_runtime import OnnxNetwork

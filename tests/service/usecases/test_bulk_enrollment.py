@@ -131,20 +131,10 @@ def test_a_folder_above_the_people_is_seen(archive: Archive) -> None:
     assert what_is_in(archive(as_zip({"1.jpg": b""}))).subjects == {"1.jpg": None}
 
 
-@pytest.mark.parametrize(
-    ("name", "manifest"),
-    [
-        ("manifest.csv", 'file,subject\n./x/1.jpg,ada\n2.jpg,"Lovelace, A."\ngone.jpg,bob\n'.encode("utf-8-sig")),
-        (
-            "manifest.ndjson",
-            b'{"file": "x/1.jpg", "subject": "ada"}\n{"file": "2.jpg", "subject": "Lovelace, A."}\n'
-            b'{"file": "gone.jpg", "subject": "bob"}\n',
-        ),
-    ],
-)
 @pytest.mark.parametrize("root", ["", "photos/"])
-def test_a_manifest_says_whose_a_photo_is(archive: Archive, name: str, manifest: bytes, root: str) -> None:
-    files = {"x/1.jpg": b"1", name: manifest, "2.jpg": b"2", "3.jpg": b"3"}
+def test_a_manifest_says_whose_a_photo_is(archive: Archive, root: str) -> None:
+    manifest = 'file,subject\n./x/1.jpg,ada\n2.jpg,"Lovelace, A."\ngone.jpg,bob\n'.encode("utf-8-sig")
+    files = {"x/1.jpg": b"1", "manifest.csv": manifest, "2.jpg": b"2", "3.jpg": b"3"}
     found = what_is_in(archive(as_tar({root + name: payload for name, payload in files.items()})))
     assert found.subjects == {f"{root}x/1.jpg": "ada", f"{root}2.jpg": "Lovelace, A."}
     assert (found.missing, found.ignored) == (["gone.jpg"], {f"{root}3.jpg": None})

@@ -83,9 +83,9 @@ def test_figures_have_the_intervals_that_were_measured(pack: ModelPack) -> None:
 
 
 def own_pack(copy: Path, detector: dict[str, object], **changes: object) -> ModelPack:
-    """Return a copy of the bundled pack with the provenance of another run and detector, without variants."""
+    """Return a copy of the bundled pack with the provenance of another run and detector."""
     document = json.loads((copy / "manifest.json").read_text())
-    document |= {"model_id": "badges", "display_name": "Badges", "variants": {}}
+    document |= {"model_id": "badges", "display_name": "Badges"}
     (copy / "manifest.json").write_text(json.dumps(document))
     (copy.parent / "badge_photos").mkdir(exist_ok=True)
     config = RECIPES["compact"](copy.parent / "badge_photos", Path("runs/x"), None)

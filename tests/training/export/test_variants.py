@@ -1,4 +1,4 @@
-"""INT8 variants match the fp32 networks and are listed in the manifest."""
+"""INT8 files belong to their networks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.checksums import sha256_of
 from models.engines.selection import EngineChoice, EnginePreference, available_precisions, open_with_engine
 from models.errors import PackError
 from models.pack.loading import load_pack
-from models.pack.manifest import MANIFEST_FILE, ModelPack
-from models.pack.writing import update_variants
+from models.pack.manifest import INT8_FILE, ModelPack
+from models.pack.writing import update_int8
 from models.vision.alignment import align
 from models.vision.detection import Detections, Detector
 from models.vision.recognition import Recognizer
@@ -46,21 +45,10 @@ def test_variants_agree_with_fp32(engine: str, pack: ModelPack, group: NDArray[n
     assert (vectors * other_vectors).sum(1).min() > 0.96
 
 
-def test_bundled_variants_lose_less_than_allowed(pack: ModelPack) -> None:
-    pack.verify()
-    for spec in (pack.detection, pack.recognition):
-        (rounded,) = spec.variants
-        assert (rounded.precision, rounded.of, rounded.path) == ("bf16", sha256_of(spec.path), None)
-        assert (lost := rounded.points_lost("openvino")) is not None
-        assert lost <= 0.1
-
-
-def test_variants_of_another_network_are_rejected(tmp_path: Path) -> None:
+def test_an_int8_file_of_another_network_is_not_listed(tmp_path: Path) -> None:
     directory = pack_with_int8(tmp_path / "pack")
-    before = json.loads((directory / MANIFEST_FILE).read_text())
-    named = json.loads((directory / MANIFEST_FILE).read_text())["variants"]
-    named["recognition"]["int8"]["of"] = "0" * 64
-    with pytest.raises(PackError, match=r"variants\.recognition\.int8\.of"):
-        update_variants(directory, named)
-    assert json.loads((directory / MANIFEST_FILE).read_text()) == before
-    assert load_pack(directory).recognition.variants
+    before = json.loads((directory / INT8_FILE).read_text())
+    with pytest.raises(PackError, match=r"int8\.recognition\.of"):
+        update_int8(directory, {"recognition": {**before["recognition"], "of": "0" * 64}})
+    assert json.loads((directory / INT8_FILE).read_text()) == before
+    assert load_pack(directory).recognition.int8

@@ -154,18 +154,12 @@ def test_a_zip_whose_entries_share_bytes_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "payload"),
-    [
-        ("manifest.csv", b"file,subject\n" + b"\n" * 10_000_000),
-        ("manifest.csv", b"," * 10_000_000),
-        ("manifest.ndjson", b"\n" * 10_000_000),
-        ("manifest.ndjson", b'{"file": "a", "subject": "b", "x": [' + b"[]," * 3_000_000 + b"[]]}"),
-    ],
+    "payload", [b"file,subject\n" + b"\n" * 10_000_000, b"," * 10_000_000], ids=["lines", "columns"]
 )
-def test_dense_manifests_are_refused(tmp_path: Path, name: str, payload: bytes) -> None:
+def test_dense_manifests_are_refused(tmp_path: Path, payload: bytes) -> None:
     archive = tmp_path / "dense.zip"
     with zipfile.ZipFile(archive, "w") as opened:
-        opened.writestr(name, payload)
+        opened.writestr("manifest.csv", payload)
     with within(1), raises_code("archive_too_large", "archive_invalid", match="more than"):
         look(archive, ArchiveLimits(100_000, 20_000_000, 100_000_000_000))
 
