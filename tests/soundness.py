@@ -109,7 +109,7 @@ def _wrong_answers(store: Store, followers: Followers, gallery: Gallery) -> Iter
     probes = l2_normalize(drawn + rng.normal(size=drawn.shape) * 0.3 / np.sqrt(drawn.shape[1]))
     follower = followers.catch_up_blocking(gallery)
     found, compared = follower.search(probes, NEAREST)
-    if isinstance(follower, MemoryFollower) and follower.index.stats().kind != "exact":
+    if isinstance(follower, MemoryFollower) and follower.index.kind != "exact":
         return  # of limited recall
     expected = fuse_similarities(probes, taken.vectors, taken.subject_pks, taken.qualities)
     subject_pks = np.unique(taken.subject_pks).tolist()

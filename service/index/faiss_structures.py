@@ -129,7 +129,6 @@ class CodeIndex:
         index.implem = 15
         self._index = index
         self._size = math.prod(shape)
-        self.memory_bytes = self._size // 8
 
     def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
         with _threads(len(probes) * self._size // DIMENSIONS_PER_LOOKUP):
@@ -170,7 +169,6 @@ class OnGpu:
     def __init__(self, index: Any, resources: Any, lists: int | None) -> None:
         self._index, self._resources, self._lists = index, resources, lists
         self._lock = threading.Lock()
-        self.memory_bytes = 0  # in host memory
 
     def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
         # More candidates require more lists.

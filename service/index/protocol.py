@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal, Protocol
 
 from models.runtime.network import Float
@@ -15,9 +13,6 @@ Kind = Literal["exact", "compact"]
 
 class Structure(Protocol):
     """Approximate search structure of one segment."""
-
-    memory_bytes: int
-    """Memory without the vectors."""
 
     def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
         """Return (q, depth) estimated similarities to (q, d) probes, best first, and their rows; -1 fills gaps."""
@@ -40,43 +35,6 @@ class Builder(Protocol):
 
 class StoppedError(Exception):
     """Building was stopped because the index is closed."""
-
-
-@dataclass(frozen=True)
-class Recall:
-    """Measured recall@1 and recall@10 (0 to 1).
-
-    Attributes:
-        sample_count: number of probes.
-        similarity: cosine similarity of each probe to one of the gallery's vectors.
-        promise: recall@1 that the gallery requires.
-    """
-
-    at_1: float
-    at_10: float
-    sample_count: int
-    similarity: float
-    promise: float
-
-
-@dataclass(frozen=True)
-class IndexStats:
-    """State of a gallery's index.
-
-    Attributes:
-        tombstone_count: removed vectors still in memory.
-        candidate_count: candidates compared exactly; None: all.
-        recall: None while every vector is compared.
-    """
-
-    kind: Kind
-    vector_count: int
-    segment_count: int
-    tombstone_count: int
-    memory_bytes: int
-    candidate_count: int | None
-    recall: Recall | None
-    compacted_at: datetime | None
 
 
 class SharedEngine(Protocol):

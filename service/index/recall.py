@@ -11,7 +11,7 @@ import numpy as np
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.index.protocol import Recall, StoppedError
+from service.index.protocol import StoppedError
 from service.index.segments import ROWS_PER_GATHER, View
 
 PROBES: Final = 1000
@@ -31,9 +31,9 @@ TOLERANCE: Final = 1e-5
 
 @dataclass(frozen=True)
 class Measurement:
-    """Recall at ``depth``, of a gallery with ``size`` structured vectors after ``moved`` changes."""
+    """Recall@1 at ``depth`` (0 to 1), of a gallery with ``size`` structured vectors after ``moved`` changes."""
 
-    recall: Recall
+    recall: float
     depth: int
     size: int
     moved: int
@@ -54,8 +54,8 @@ def measure(view: View, depths: Sequence[int], promise: float, stopped: Callable
     for depth in depths:
         if stopped():
             raise StoppedError
-        recall = recall_of(part, probes, best, depth, promise)
-        if recall.at_1 >= promise and recall.at_10 >= RECALL_OF_NEAREST:
+        recall, of_nearest = recall_of(part, probes, best, depth)
+        if recall >= promise and of_nearest >= RECALL_OF_NEAREST:
             break
     return Measurement(recall, depth, len(part), view.moved)
 
@@ -100,18 +100,12 @@ def expected(view: View, probes: Float) -> Float:
     return np.concatenate(parts)
 
 
-def recall_of(view: View, probes: Float, best: Float, depth: int, promise: float) -> Recall:
-    """Return recall at ``depth``, relative to the ``best`` similarities from :func:`expected`."""
+def recall_of(view: View, probes: Float, best: Float, depth: int) -> tuple[float, float]:
+    """Return recall of the first and of the NEAREST at ``depth``, relative to the similarities of :func:`expected`."""
     at_1, at_10, at_depth = [], [], replace(view, depth=depth)
     for start in range(0, len(probes), PROBES_PER_BATCH):
         part = slice(start, start + PROBES_PER_BATCH)
         similarities = at_depth.search(probes[part], NEAREST).similarities
         at_1.append(similarities[:, 0] >= best[part, 0] - TOLERANCE)
         at_10.append((similarities >= best[part, -1:] - TOLERANCE).mean(1))
-    return Recall(
-        float(np.concatenate(at_1).mean()),
-        float(np.concatenate(at_10).mean()),
-        len(probes),
-        PROBE_SIMILARITY,
-        promise,
-    )
+    return float(np.concatenate(at_1).mean()), float(np.concatenate(at_10).mean())

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from kith.wire.common import IndexSetting
 from models.runtime.network import Float
 from service.index.faiss_structures import MAX_TRAINING_VECTORS
-from service.index.protocol import Builder, IndexStats, Kind, StoppedError
+from service.index.protocol import Builder, Kind, StoppedError
 from service.index.recall import Measurement, measure, sample_of
 from service.index.segment_builder import Batch, SegmentBuilder
 from service.index.segments import Rows, View
@@ -27,12 +26,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Trained:
-    """Builder trained on ``size`` vectors after ``moved`` changes; ``alone``: no structure existed then."""
+    """Builder trained on ``size`` vectors after ``moved`` changes. All structures come from it."""
 
     builder: Builder
     size: int
     moved: int
-    alone: bool
 
 
 class SegmentedIndex:
@@ -45,6 +43,11 @@ class SegmentedIndex:
         build_for: returns a kind's builder, trained on a sample of the vectors.
         run_later: runs a function in the background.
         accelerated: the exact kind has structures too (on a GPU).
+
+    Attributes:
+        view: what searches read.
+        kind: kind of the structures.
+        measured: recall of the structures, if they answer.
     """
 
     def __init__(
@@ -66,10 +69,9 @@ class SegmentedIndex:
         self._epoch = 0
         """Number of loads and unloads. A merge that was begun in an earlier epoch is discarded."""
         self._trained: Trained | None = None
-        self._kind = choose(setting, 0, dimension, self._sizes, None, "exact")
-        self._measured: Measurement | None = None
+        self.kind: Kind = choose(setting, 0, dimension, self._sizes, None, "exact")
+        self.measured: Measurement | None = None
         self._failed: Failure | None = None
-        self._compacted_at: datetime | None = None
         self._closed = False
         self._scheduled = False
         self._scheduling = threading.Lock()
@@ -79,7 +81,7 @@ class SegmentedIndex:
     def load(self, rows: Rows, sequence: int) -> None:
         """Replace all content with rows sorted by key. The caller must not change them afterwards."""
         with self._changing:
-            self._reset(View(self._segments.load(rows, self._kind), sequence))
+            self._reset(View(self._segments.load(rows, self.kind), sequence))
         self._schedule()
 
     def unload(self) -> None:
@@ -92,24 +94,9 @@ class SegmentedIndex:
         with self._changing:
             view = self.view
             for batch in batches:
-                view = self._segments.apply(view, batch, self._kind)
+                view = self._segments.apply(view, batch, self.kind)
             self.view = view
         self._schedule()
-
-    def stats(self) -> IndexStats:
-        """Return the current state of the index."""
-        view = self.view
-        measured = self._measured if view.structured else None
-        return IndexStats(
-            self._kind,
-            len(view),
-            sum(segment.sealed for segment in view.segments),
-            sum(segment.dead for segment in view.segments),
-            sum(segment.memory_bytes for segment in view.segments),
-            measured.depth if measured else None,
-            measured.recall if measured else None,
-            self._compacted_at,
-        )
 
     def close(self) -> None:
         """Stop compaction at its next step."""
@@ -122,19 +109,16 @@ class SegmentedIndex:
             StoppedError: the index was closed.
         """
         with self._compacting:
-            while (merged := self.merge_next()) or self._check_recall():
-                # Measuring costs as much as the structures are large, so an early failure saves building the rest.
-                if merged and self._has_doubled(self.view):
-                    self._check_recall()
-            self._compacted_at = datetime.now(UTC)
+            while self.merge_next() or self._check_recall():
+                pass
 
     def needs_compaction(self) -> bool:
         """Return whether :meth:`compact` has work to do."""
         view = self.view
         kind = self._choose(view)
-        if kind != self._kind:
+        if kind != self.kind:
             return True
-        self._kind = kind
+        self.kind = kind
         return bool(self._segments.select(view, kind, self._has_structures(kind))) or self._is_unmeasured(view)
 
     def merge_next(self) -> bool:
@@ -142,9 +126,9 @@ class SegmentedIndex:
         with self._changing:
             epoch = self._epoch
             kind = self._choose(self.view)
-            if kind != self._kind or not self._has_structures(kind):
+            if kind != self.kind or not self._has_structures(kind):
                 self._drop_structures()
-            view, self._kind = self.view, kind
+            view, self.kind = self.view, kind
         structured = self._has_structures(kind)
         old = self._segments.select(view, kind, structured)
         if not old:
@@ -158,7 +142,7 @@ class SegmentedIndex:
 
     def _reset(self, view: View) -> None:
         self._epoch += 1
-        self._measured, self._trained = None, None
+        self.measured, self._trained = None, None
         self.view = view
 
     def _schedule(self) -> None:
@@ -186,25 +170,21 @@ class SegmentedIndex:
         return kind != "exact" or self._accelerated
 
     def _choose(self, view: View) -> Kind:
-        return choose(self._setting, len(view), self._dimension, self._sizes, self._failed, self._kind)
+        return choose(self._setting, len(view), self._dimension, self._sizes, self._failed, self.kind)
 
     def _drop_structures(self) -> None:
         """Compare every vector from now on."""
         view = self.view
-        self._measured, self._trained = None, None
+        self.measured, self._trained = None, None
         self.view = replace(view, segments=tuple(replace(s, structure=None) for s in view.segments), depth=None)
 
     def _builder_for(self, view: View) -> Builder:
-        """Return the trained builder. It is trained again when the gallery has grown fourfold."""
-        size, kind = len(view), self._kind
-        trained = self._trained
-        if trained is None or trained.builder.kind != kind or size >= 4 * trained.size:
+        """Return the builder of all structures. It is trained on the gallery as it was before the first of them."""
+        if self._trained is None:
+            size = len(view)
             sample = sample_of(view, min(size, MAX_TRAINING_VECTORS), np.random.default_rng(size))
-            trained = Trained(self._build_for(kind, sample), size, view.moved, not view.structured)
-            with self._changing:
-                self._measured, self._trained = None, trained
-                self.view = replace(self.view, depth=None)
-        return trained.builder
+            self._trained = Trained(self._build_for(self.kind, sample), size, view.moved)
+        return self._trained.builder
 
     def _check_recall(self) -> bool:
         """Measure recall if the gallery has changed. Return whether there is more to do because it is too low.
@@ -220,35 +200,25 @@ class SegmentedIndex:
         with self._changing:
             if self._epoch != epoch:
                 return True
-            if measured.recall.at_1 >= self._promise:
-                self._measured = measured
+            if measured.recall >= self._promise:
+                self.measured = measured
                 self.view = replace(self.view, depth=measured.depth)
                 return False
-            log.warning(
-                "recall@1 of the %s index is %.4f for %d vectors", builder.kind, measured.recall.at_1, len(view)
-            )
-            if not self._is_trained_on(view):
-                self._drop_structures()
-                return True
-            self._measured = None
-            self.view = replace(self.view, depth=None)
-            if builder.kind == "exact":
-                self._accelerated = False
-            self._failed = Failure(builder.kind, len(view))
+            log.warning("recall@1 of the %s index is %.4f for %d vectors", builder.kind, measured.recall, len(view))
+            if self._is_trained_on(view):
+                self._accelerated = self._accelerated and builder.kind != "exact"
+                self._failed = builder.kind, len(view)
+            self._drop_structures()
         return True
 
     def _is_trained_on(self, view: View) -> bool:
-        """Return whether all structures come from a builder that was trained on most of these vectors."""
+        """Return whether the builder was trained on most of these vectors."""
         trained = self._trained
-        return trained is not None and trained.alone and view.moved - trained.moved <= REMEASURE_SHARE * trained.size
+        return trained is not None and view.moved - trained.moved <= REMEASURE_SHARE * trained.size
 
     def _is_unmeasured(self, view: View) -> bool:
-        last = self._measured
+        last = self.measured
         if last is None:
             return view.structured > 1
         changed = max(view.moved - last.moved, abs(view.structured - last.size))
         return view.structured > 1 and changed > REMEASURE_SHARE * last.size
-
-    def _has_doubled(self, view: View) -> bool:
-        last = self._measured
-        return view.structured > 1 and (last is None or view.structured > 2 * last.size)

@@ -81,11 +81,6 @@ class Segment:
     def dead(self) -> int:
         return len(self.keys) - self.live
 
-    @property
-    def memory_bytes(self) -> int:
-        held = self.vectors.nbytes + self.keys.nbytes + self.alive.nbytes
-        return held + (self.structure.memory_bytes if self.structure else 0)
-
     def rows_of_keys(self, keys: Keys) -> Keys:
         """Return the live rows with these ascending keys."""
         if not self.sealed:
@@ -160,12 +155,6 @@ class View:
             none = np.full((len(probes), 0), -1, np.int64)
             return Matches(none.astype(np.float32), none)
         return _best(_exact_matches(probes, parts, max(depth or 0, k)), k)
-
-    def vectors_of(self, keys: Keys) -> Rows:
-        """Return the live vectors of these ascending keys, sorted by key."""
-        found = [segment.rows.at(segment.rows_of_keys(keys)) for segment in self.segments]
-        together = Rows(np.concatenate([rows.keys for rows in found]), np.concatenate([rows.vectors for rows in found]))
-        return together.at(np.argsort(together.keys))
 
 
 def _contained(values: Keys, ascending: Keys) -> Mask:

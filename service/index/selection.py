@@ -27,12 +27,8 @@ class Sizes:
     max_length: int = 262_144
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Kind whose recall stayed below the promise at every depth, in a gallery of ``size`` vectors."""
-
-    kind: Kind
-    size: int
+Failure = tuple[Kind, int]
+"""Kind whose recall stayed below the promise at every depth, and the number of vectors then."""
 
 
 def choose(wanted: IndexSetting, size: int, dimension: int, sizes: Sizes, failed: Failure | None, now: Kind) -> Kind:
@@ -41,7 +37,7 @@ def choose(wanted: IndexSetting, size: int, dimension: int, sizes: Sizes, failed
     if preferred == "compact" and dimension % CODED_DIMENSIONS:
         return "exact"
     # Retry once the gallery has doubled or halved.
-    if failed is not None and failed.kind == preferred and failed.size < 2 * size and size < 2 * failed.size:
+    if failed is not None and failed[0] == preferred and failed[1] < 2 * size and size < 2 * failed[1]:
         return "exact"
     return preferred
 

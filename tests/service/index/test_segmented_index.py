@@ -19,7 +19,7 @@ from models.vision.recognition import l2_normalize
 from service.domain.gallery import Keys
 from service.index import recall, segment_builder
 from service.index.faiss_structures import COMPACT_DEPTHS, exact, finds_gpu, products, trainer_for
-from service.index.protocol import Builder, Kind, Recall, StoppedError, Structure
+from service.index.protocol import Builder, Kind, StoppedError, Structure
 from service.index.recall import recall_of
 from service.index.segment_builder import Batch
 from service.index.segmented_index import SegmentedIndex
@@ -153,17 +153,16 @@ SMALL = Sizes(seal=256, compact_from=2000, max_length=4096)
 def test_a_structure_finds_what_comparing_all_finds_in_any_part(rng: np.random.Generator) -> None:
     vectors = clustered(rng, 4000, 2, 32)
     index = filled("compact", vectors, SMALL)
-    stats = index.stats()
-    assert (stats.kind, stats.vector_count, stats.tombstone_count) == ("compact", 8000, 0)
-    assert stats.segment_count > 1 and all(segment.structure for segment in index.view.segments)
-    assert stats.recall is not None and stats.recall.at_1 >= 0.999 and stats.recall.sample_count == 1000
+    assert (index.kind, len(index.view)) == ("compact", 8000)
+    assert len(index.view.segments) > 1 and all(segment.structure for segment in index.view.segments)
+    assert index.measured is not None and index.measured.recall >= 0.999
     # Delete some rows, and change others.
     gone = np.sort(rng.choice(np.arange(1, 8001), 500, replace=False))
     index.apply([batch(gone[:250].tolist(), -vectors[gone[:250] - 1], 8001, gone.tolist())])
     view = index.view
     for share in (1.0, 0.5, 0.1, 0.01):
         among = np.sort(rng.choice(np.arange(1, 8001), int(8000 * share), replace=False)) if share < 1 else None
-        inside = view.vectors_of(np.arange(1, 8001) if among is None else among).vectors
+        inside = vectors_of(view, np.arange(1, 8001) if among is None else among)
         probes = inside[rng.choice(len(inside), 40)]
         probes = l2_normalize(probes + 0.6 * rng.normal(size=probes.shape) / np.sqrt(32))
         for batched in (probes, probes[:1]):
@@ -203,8 +202,7 @@ def test_vectors_that_codes_cannot_tell_apart_are_searched_exactly(rng: np.rando
     index.apply([batch([], nothing, 2, [40_000])])
     background.run()
     assert trained.kinds == ["compact"]
-    stats = index.stats()
-    assert stats.kind == "exact"
+    assert index.kind == "exact"
     assert not any(segment.structure for segment in index.view.segments)
     probe = vectors[123:124]
     assert index.view.search(probe, 1).keys.tolist() == [[124]]
@@ -282,11 +280,10 @@ def test_recall_is_measured_again_when_others_have_come(rng: np.random.Generator
         gone = list(range(start, start + 2500))
         index.apply([batch(keys, others[start : start + 2500], sequence, gone)])
         background.run()
-        stats = index.stats()
-        assert stats.recall is not None and stats.recall.at_1 >= 0.999
+        assert index.measured is not None and index.measured.recall >= 0.999
         found = index.view.search(others[: start + 2500 : 10], 1)
         assert (found.keys[:, 0] == size + np.arange(0, start + 2500, 10)).mean() >= 0.99
-    assert stats.kind == "compact" and trained.kinds.count("compact") > 1
+    assert index.kind == "compact" and trained.kinds.count("compact") > 1
 
 
 def test_the_depth_finds_runners_up(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,10 +295,9 @@ def test_the_depth_finds_runners_up(rng: np.random.Generator, monkeypatch: pytes
         index = index_of(256, "compact", sizes=replace(SMALL, max_length=16_384))
         index.load(Rows(np.arange(8000), vectors), 1)
         index.compact()
-        stats = index.stats()
-        assert stats.recall is not None and stats.recall.at_1 >= 0.999 and stats.recall.at_10 >= share
-        depths[share] = stats.candidate_count
-    assert depths[0.0] == COMPACT_DEPTHS[0] < (depths[0.95] or 0)
+        assert index.measured is not None and index.measured.recall >= 0.999
+        depths[share] = index.measured.depth
+    assert depths[0.0] == COMPACT_DEPTHS[0] < depths[0.95]
 
 
 class Blind:
@@ -310,7 +306,6 @@ class Blind:
     def __init__(self, during: Callable[[], None], kind: Kind = "compact") -> None:
         self.kind: Kind = kind
         self.depths: tuple[int, ...] = (64,)
-        self.memory_bytes = 0
         self._during = during
 
     def build(self, vectors: Float, stopped: Callable[[], bool]) -> Structure:
@@ -332,7 +327,7 @@ def test_a_structure_answers_only_once_its_recall_is_known(
         rows = rng.integers(0, 4000, 20)
         found.append(bool((index.view.search(vectors[rows], 1).keys[:, 0] == rows).all()))
 
-    def measured(*arguments: object) -> Recall:
+    def measured(*arguments: object) -> tuple[float, float]:
         search()
         return recall_of(*arguments)  # type: ignore[arg-type]
 
@@ -340,10 +335,10 @@ def test_a_structure_answers_only_once_its_recall_is_known(
     sizes = replace(SMALL, max_length=1024)
     index = SegmentedIndex(16, "compact", 0.999, lambda kind, sample: Blind(search), Background(), sizes)
     index.load(Rows(np.arange(4000), vectors), 1)
-    assert index.stats().segment_count == 4
+    assert len(index.view.segments) == 4
     index.compact()
-    assert len(found) == 2 and all(found), "one segment is enough to know"
-    assert index.stats().kind == "exact"
+    assert len(found) == 5 and all(found)
+    assert index.kind == "exact"
 
 
 def test_a_gallery_that_outgrows_a_kind_has_structures_of_the_next(rng: np.random.Generator) -> None:
@@ -369,8 +364,8 @@ def test_a_gallery_that_outgrows_a_kind_has_structures_of_the_next(rng: np.rando
     index.load(Rows(np.arange(1900), vectors[:1900]), 1)
     for kind in ("exact", "compact"):
         background.run()
-        stats = index.stats()
-        assert (stats.kind, stats.candidate_count) == (kind, 64) and stats.recall is not None
+        assert index.measured is not None
+        assert (index.kind, index.measured.depth) == (kind, 64)
         structures = [segment.structure for segment in index.view.segments if segment.sealed]
         assert structures and all(isinstance(each, Seeing) and each.kind == kind for each in structures)
         keys = list(range(1900, 2100))
@@ -455,7 +450,7 @@ def test_the_kind_follows_from_setting_and_size(wanted: IndexSetting, size: int,
 
 
 def test_a_kind_that_failed_is_tried_again_in_a_gallery_twice_or_half_as_large() -> None:
-    failed = Failure("compact", 60_000)
+    failed: Failure = ("compact", 60_000)
     for size, kind in [(30_000, "compact"), (30_001, "exact"), (59_999, "exact"), (119_999, "exact")]:
         assert choose("auto", size, 512, Sizes(), failed, "exact") == kind
     assert choose("auto", 120_000, 512, Sizes(), failed, "exact") == "compact"
@@ -474,6 +469,10 @@ def test_a_gpu_search_equals_brute_force(kind: IndexSetting, rng: np.random.Gene
     assert (found.keys[:, 0] == np.arange(50)).mean() >= 0.98
 
 
+def vectors_of(view: View, keys: Keys) -> Float:
+    return np.concatenate([segment.vectors[segment.rows_of_keys(keys)] for segment in view.segments])
+
+
 def keys_of(view: View) -> Keys:
     return np.unique(np.concatenate([segment.keys[segment.alive] for segment in view.segments]))
 
@@ -484,5 +483,5 @@ def test_small_batches_do_not_pile_up_in_small_segments(rng: np.random.Generator
         keys = list(range(number * 40, number * 40 + 40))
         index.apply([batch(keys, l2_normalize(rng.normal(size=(40, 16))), number + 1)])
         index.compact()
-    assert index.stats().segment_count <= segment_builder.MAX_SMALL_SEGMENTS + 2
+    assert len(index.view.segments) <= segment_builder.MAX_SMALL_SEGMENTS + 2
     assert np.array_equal(keys_of(index.view), np.arange(2400))
