@@ -115,12 +115,12 @@ def _smi(fields: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()
 
 
-def parity(plan: Plan, folder: Path) -> list[Row]:
+def parity(plan: Plan, _: Path) -> list[Row]:
     """Compare GPU and CPU on the same photos: paired boxes, vectors of the same crops, and each node's provider."""
     pack, data = load_pack(BUNDLED_PACK), lfw_or_exit().parent
     photos = [read(person.photos[0]) for person in people(data)[: plan.photos]]
     specs = (pack.detection, pack.recognition)
-    opened = [open_on_device(spec, plan.device, folder) for spec in specs]
+    opened = [open_on_device(spec, plan.device) for spec in specs]
     opened_here = [OnnxNetwork(spec.path, "CPUExecutionProvider") for spec in specs]
     detectors = [Detector(net, pack.detection, buckets=GPU_CANVAS_SIDES_PX) for net in (opened[0], opened_here[0])]
     there, here = ([faces for photo in photos for faces in detector.detect([photo])] for detector in detectors)
@@ -164,22 +164,22 @@ def embedding(plan: Plan, folder: Path) -> list[Row]:
     if importlib.util.find_spec("torch") is not None and not plan.rehearsal:
         files["IResNet-50, random weights"] = heavy_recognizer(CACHE)
     shapes = [(size, 3, SIDE_PX, SIDE_PX) for size in plan.sizes]
-    return [row for name, file in files.items() for row in _rates(name, file, shapes, plan, folder)]
+    return [row for name, file in files.items() for row in _rates(name, file, shapes, plan)]
 
 
-def detector(plan: Plan, folder: Path) -> list[Row]:
+def detector(plan: Plan, _: Path) -> list[Row]:
     """Measure the detector alone, from canvases in memory to its raw outputs in memory."""
     sides = GPU_CANVAS_SIDES_PX[:1] if plan.rehearsal else GPU_CANVAS_SIDES_PX
     shapes = [(size, 3, side, side) for side in sides for size in PHOTO_BATCH_SIZES if size <= max(plan.sizes)]
-    return _rates("bundled", BUNDLED_PACK / "detector.onnx", shapes, plan, folder)
+    return _rates("bundled", BUNDLED_PACK / "detector.onnx", shapes, plan)
 
 
-def _rates(name: str, file: Path, shapes: Sequence[tuple[int, ...]], plan: Plan, folder: Path) -> list[Row]:
+def _rates(name: str, file: Path, shapes: Sequence[tuple[int, ...]], plan: Plan) -> list[Row]:
     """Return items a second by configuration and shape: medians of interleaved rounds, and the ratio to fp32."""
     opened: dict[str, CudaNetwork] = {}
     for numbers, half in CONFIGURATIONS.items():
         try:
-            opened[numbers] = CudaNetwork(file, shapes, _noise(min(shapes)), folder, plan.device, half)
+            opened[numbers] = CudaNetwork(file, shapes, _noise(min(shapes)), plan.device, half)
         except RuntimeUnavailableError as error:
             say(f"{numbers} is left out: {error}")
     rates: dict[tuple[str, tuple[int, ...]], list[float]] = {(n, shape): [] for n in opened for shape in shapes}
@@ -226,10 +226,10 @@ def identity(plan: Plan, _: Path) -> list[Row]:
     return rows
 
 
-def memory(plan: Plan, folder: Path) -> list[Row]:
+def memory(plan: Plan, _: Path) -> list[Row]:
     """Run batches of every size and canvas in random order; read the GPU's memory from nvidia-smi."""
     pack = load_pack(BUNDLED_PACK)
-    networks = [open_on_device(spec, plan.device, folder) for spec in (pack.detection, pack.recognition)]
+    networks = [open_on_device(spec, plan.device) for spec in (pack.detection, pack.recognition)]
     rng = np.random.default_rng(0)
     used, items = [_used_mb(plan)], 0
     for end in np.linspace(0, 60 * plan.minutes, SAMPLES + 1)[1:] + time.monotonic():

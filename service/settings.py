@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_v
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from models.engines.selection import EnginePreference, GpuPreference
+from models.engines.selection import EnginePreference
 from models.pack.loading import BUNDLED_PACK, find_pack
 from models.runtime.network import Engine, Precision
 from models.vision.face_search import Detail
@@ -222,8 +222,7 @@ class Settings(BaseSettings):
     @property
     def wish(self) -> EnginePreference:
         """Requested engine, precision and devices of networks."""
-        gpu = GpuPreference(self.device, self.data_dir / "networks")
-        return EnginePreference(**self.runtime or {}, threads=self.threads, gpu=gpu)
+        return EnginePreference(**self.runtime or {}, threads=self.threads, device=self.device)
 
     @property
     def models_path(self) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Final, Literal
@@ -39,28 +39,6 @@ MAX_SHARES: Final = 8
 
 
 @dataclass(frozen=True)
-class GpuPreference:
-    """GPU settings.
-
-    Args:
-        device: "auto" uses GPUs if the GPU build of onnxruntime is installed and a GPU is visible.
-        folder: cache of files made for the GPUs.
-        half: use fp16 if it agrees with fp32.
-    """
-
-    device: DevicePreference = "auto"
-    folder: Path = Path("data/networks")
-    half: bool = True
-
-    @property
-    def wants_gpu(self) -> bool:
-        """Resolved choice between GPU and CPU."""
-        if self.device == "auto":
-            return bool(visible_gpus()) and is_gpu_build()
-        return self.device == "gpu"
-
-
-@dataclass(frozen=True)
 class EnginePreference:
     """Pinned settings; None chooses automatically.
 
@@ -68,6 +46,7 @@ class EnginePreference:
         provider: execution provider of onnxruntime.
         threads: threads per network.
         streams: as of OpenVinoNetwork; onnxruntime runs each network with all threads.
+        device: "auto" uses GPUs if the GPU build of onnxruntime is installed and a GPU is visible.
     """
 
     engine: Engine | None = None
@@ -75,13 +54,15 @@ class EnginePreference:
     provider: str | None = None
     threads: int | None = None
     streams: int = 1
-    gpu: GpuPreference = field(default_factory=GpuPreference)
+    device: DevicePreference = "auto"
 
     @property
     def wants_gpu(self) -> bool:
         """Resolved choice between GPU and CPU. A pinned CPU engine wins unless the GPU is requested explicitly."""
+        if self.device != "auto":
+            return self.device == "gpu"
         pinned = self.engine == "openvino" or self.provider not in (None, CUDA)
-        return self.gpu.wants_gpu and (self.gpu.device == "gpu" or not pinned)
+        return not pinned and bool(visible_gpus()) and is_gpu_build()
 
 
 CpuNetwork = OpenVinoNetwork | OnnxNetwork
@@ -166,7 +147,7 @@ def open_networks(spec: NetworkSpec, preference: EnginePreference) -> OpenedNetw
             "GPUs support only onnxruntime's CUDA in fp16 and fp32: unset KITH_RUNTIME, or set KITH_DEVICE to cpu"
         )
     try:
-        networks = open_on_gpus(spec, replace(preference.gpu, half=preference.precision != "fp32"))
+        networks = open_on_gpus(spec, half=preference.precision != "fp32")
         for network in networks:
             check_outputs(spec, network)
         return OpenedNetworks(networks)
@@ -315,7 +296,7 @@ def _choose_float(engine: Engine, available: AbstractSet[Precision], no_int8: st
     return EngineChoice(engine, "bf16", f"{no_int8}; this processor has fast bf16")
 
 
-def open_on_gpus(spec: NetworkSpec, preference: GpuPreference) -> list[CudaNetwork]:
+def open_on_gpus(spec: NetworkSpec, half: bool = True) -> list[CudaNetwork]:
     """Open the network on each visible GPU, with all its input shapes prepared.
 
     Raises:
@@ -324,17 +305,17 @@ def open_on_gpus(spec: NetworkSpec, preference: GpuPreference) -> list[CudaNetwo
     if (problem := diagnose_cuda()) is not None:
         raise RuntimeUnavailableError(problem)
     devices = [Device("cuda", index) for index in range(len(visible_gpus()))]
-    return [open_on_device(spec, device, preference.folder, preference.half) for device in devices]
+    return [open_on_device(spec, device, half) for device in devices]
 
 
-def open_on_device(spec: NetworkSpec, device: Device, folder: Path, half: bool = True) -> CudaNetwork:
+def open_on_device(spec: NetworkSpec, device: Device, half: bool = True) -> CudaNetwork:
     """Open the network on one device.
 
     Raises:
         RuntimeUnavailableError: the device cannot start, its results differ from the CPU, or it left nodes to the CPU.
     """
     shapes = input_shapes(spec)
-    network = CudaNetwork(spec.path, shapes, make_probe(spec, shapes), folder, device, half)
+    network = CudaNetwork(spec.path, shapes, make_probe(spec, shapes), device, half)
     if network.cpu_nodes:
         listed = ", ".join(f"{count} {operator}" for operator, count in sorted(network.cpu_nodes.items()))
         raise RuntimeUnavailableError(f"{spec.path.name}: some nodes ran on the CPU instead of the GPU: {listed}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import tempfile
 import threading
 import warnings
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.checksums import sha256_of
 from models.errors import RuntimeUnavailableError
 from models.runtime.network import Engine, Float, Precision, input_type
 from models.runtime.onnx_check import check_network
@@ -34,7 +32,6 @@ from models.runtime.onnx_runtime import (
     choose_bucket,
     import_onnxruntime,
     profile_nodes,
-    runtime_version,
 )
 
 if TYPE_CHECKING:
@@ -79,7 +76,6 @@ class CudaNetwork:
         path: ONNX file.
         shapes: input shapes (n, ...) to prepare.
         probe: (1, ...) float32 input of one of the shapes, in the network's usual range.
-        folder: cache of fp16 networks.
         half: compute in fp16.
 
     Raises:
@@ -94,7 +90,6 @@ class CudaNetwork:
         path: Path,
         shapes: Sequence[tuple[int, ...]],
         probe: Float,
-        folder: Path,
         device: Device = Device(),
         half: bool = True,
     ) -> None:
@@ -102,7 +97,6 @@ class CudaNetwork:
         self.reason = ""
         self._shapes = sorted(set(shapes))
         self._probe = probe
-        self._folder = folder
         self.device = device
         self._lock = threading.Lock()  # The buffers hold one batch at a time.
         self._sizes: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -131,18 +125,19 @@ class CudaNetwork:
         if self.device.kind == "cuda":
             preload_cuda_libraries()
         expected = self._run_on_cpu()
-        # A network with an fp16 input computes in fp16 already.
-        converted = convert_to_fp16(self.path, self._folder) if half and self._input_type is np.float32 else None
+        models: list[bytes | str] = [str(self.path)]
+        if half and self._input_type is np.float32:  # a network with an fp16 input computes in fp16 already
+            models.insert(0, convert_to_fp16(self.path))
         cosine = 0.0
-        for file in filter(None, (converted, self.path)):
-            self._session = self._open(file)  # later of shapes that are not prepared
+        for model in models:
+            self._session = self._open(model)  # later of shapes that are not prepared
             cosine = _min_cosine(expected, self._run_eagerly(self._probe))
             if cosine >= MIN_COSINE:
                 break
             log.warning(
                 "%s in %s is not used: its cosine with fp32 on the CPU is %.4f",
                 self.path.name,
-                "fp16" if file == converted else "fp32",
+                "fp32" if isinstance(model, str) else "fp16",
                 cosine,
             )
         else:
@@ -150,7 +145,7 @@ class CudaNetwork:
                 f"{self.path.name} on {self.device.kind} {self.device.index} has a cosine of {cosine:.4f} with "
                 "the CPU's results: check its driver, libraries and memory"
             )
-        self.file = file
+        self._model = model
         # cuDNN makes plans on one core each.
         with ThreadPoolExecutor(min(MAX_OPENING_THREADS, available_cores())) as threads:
             counted = threads.submit(self._count_cpu_nodes)
@@ -161,7 +156,7 @@ class CudaNetwork:
     @property
     def precision(self) -> Precision:
         """Precision of the weights and arithmetic."""
-        return "fp32" if self.file == self.path and self._input_type is not np.float16 else "fp16"
+        return "fp32" if isinstance(self._model, str) and self._input_type is not np.float16 else "fp16"
 
     def placement(self, batch: Float) -> dict[str, int]:
         """Run once under the profiler and return the number of nodes that each provider executed."""
@@ -173,7 +168,7 @@ class CudaNetwork:
         return f"on {device} in {self.precision}, {len(self._shapes)} shapes prepared"
 
     def _run_on_cpu(self) -> list[Float]:
-        session = self._open_with(self.path, ["CPUExecutionProvider"])
+        session = self._open_with(str(self.path), ["CPUExecutionProvider"])
         inputs, outputs = session.get_inputs(), session.get_outputs()
         self.input_name: str = inputs[0].name
         self.input_shape: tuple[int | str | None, ...] = tuple(inputs[0].shape)
@@ -182,9 +177,9 @@ class CudaNetwork:
         ran = session.run(self.output_names, {self.input_name: self._probe.astype(self._input_type, copy=False)})
         return [np.asarray(output, np.float32) for output in ran]
 
-    def _open(self, file: Path, options: Any = None) -> Any:
+    def _open(self, model: bytes | str, options: Any = None) -> Any:
         if self.device.kind == "cpu":
-            return self._open_with(file, ["CPUExecutionProvider"], options)
+            return self._open_with(model, ["CPUExecutionProvider"], options)
         cuda = {
             "device_id": self.device.index,
             "arena_extend_strategy": "kSameAsRequested",
@@ -192,15 +187,15 @@ class CudaNetwork:
             "cudnn_conv_algo_search": "HEURISTIC",
         }
         try:
-            return self._open_with(file, [(CUDA, cuda), "CPUExecutionProvider"], options)
+            return self._open_with(model, [(CUDA, cuda), "CPUExecutionProvider"], options)
         except RuntimeUnavailableError as error:
             raise RuntimeUnavailableError(diagnose_cuda() or str(error)) from error
 
-    def _open_with(self, file: Path, providers: list[Any], options: Any = None) -> Any:
+    def _open_with(self, model: bytes | str, providers: list[Any], options: Any = None) -> Any:
         first = providers[0] if isinstance(providers[0], str) else providers[0][0]
         try:
             session = import_onnxruntime().InferenceSession(
-                str(file), options or self._session_options(), providers=providers, enable_fallback=0
+                model, options or self._session_options(), providers=providers, enable_fallback=0
             )
         except Exception as error:  # onnxruntime raises many unrelated types
             raise RuntimeUnavailableError(f"{self.path.name} cannot be opened on {first}: {error}") from error
@@ -216,7 +211,7 @@ class CudaNetwork:
 
     def _prepare(self, shape: tuple[int, ...]) -> _PreparedShape:
         """Open a session, allocate input and outputs of a shape on the device, and run it twice."""
-        session, device = self._open(self.file), (self.device.kind, self.device.index)
+        session, device = self._open(self._model), (self.device.kind, self.device.index)
         make = import_onnxruntime().OrtValue.ortvalue_from_shape_and_type
         outputs = session.run(self.output_names, {self.input_name: np.zeros(shape, self._input_type)})
         held = make([int(np.prod(shape))], self._input_type, *device)
@@ -257,7 +252,7 @@ class CudaNetwork:
     def _profiled(self, batch: Float) -> list[NodeProfile]:
         options = self._session_options()
         given = batch.astype(self._input_type, copy=False)
-        return profile_nodes(options, lambda: self._open(self.file, options), given)
+        return profile_nodes(options, lambda: self._open(self._model, options), given)
 
 
 def _run_bound(prepared: _PreparedShape) -> list[Float]:
@@ -279,25 +274,19 @@ def _min_cosine(expected: Sequence[Float], given: Sequence[Float]) -> float:
     )
 
 
-def convert_to_fp16(path: Path, folder: Path) -> Path:
+def convert_to_fp16(path: Path) -> bytes:
     """Return the network with weights and arithmetic in fp16, and inputs and outputs in fp32.
-
-    The result is cached in ``folder`` by checksum and onnxruntime version.
 
     Raises:
         RuntimeUnavailableError: onnxruntime cannot open the file.
     """
-    import onnx  # slow to import, and needed only for the first conversion
+    from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    cached = folder / f"{sha256_of(path)[:16]}-fp16-{runtime_version()}.onnx"
-    if not cached.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as work:
-            made = Path(work) / "half.onnx"
-            onnx.save(_convert(_fold_constants(path, Path(work))), made)
-            # Concurrent conversions replace each other with equal files.
-            os.replace(made, cached)  # noqa: PTH105
-    return cached
+    with tempfile.TemporaryDirectory() as work, warnings.catch_warnings():
+        # The converter warns about every underflow. CudaNetwork compares the result with fp32.
+        warnings.simplefilter("ignore")
+        converted: onnx.ModelProto = convert_float_to_float16(_fold_constants(path, Path(work)), keep_io_types=True)
+    return converted.SerializeToString()
 
 
 def _fold_constants(path: Path, folder: Path) -> onnx.ModelProto:
@@ -314,16 +303,6 @@ def _fold_constants(path: Path, folder: Path) -> onnx.ModelProto:
     except Exception as error:  # onnxruntime raises a dozen unrelated types here
         raise RuntimeUnavailableError(f"{path.name} cannot be opened: {error}") from error
     return onnx.load(folder / "folded.onnx")
-
-
-def _convert(network: onnx.ModelProto) -> onnx.ModelProto:
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    with warnings.catch_warnings():
-        # The converter warns about every underflow. CudaNetwork compares the result with fp32.
-        warnings.simplefilter("ignore")
-        converted: onnx.ModelProto = convert_float_to_float16(network, keep_io_types=True)
-    return converted
 
 
 def visible_gpus() -> list[str]:

@@ -17,7 +17,6 @@ from models.engines import selection
 from models.engines.selection import (
     EngineChoice,
     EnginePreference,
-    GpuPreference,
     PrecisionsByEngine,
     choose_engine,
     open_fp32,
@@ -163,7 +162,7 @@ def test_a_recognizer_in_openvinos_format_is_served_by_openvino_alone(
             choose_engine(pack.recognition, preference, available)
     monkeypatch.setattr(selection, "diagnose_cuda", lambda: None)
     monkeypatch.setattr(selection, "visible_gpus", lambda: ["NVIDIA H200"])
-    opened = open_networks(pack.recognition, EnginePreference(gpu=GpuPreference(device="gpu")))
+    opened = open_networks(pack.recognition, EnginePreference(device="gpu"))
     assert "recognizer.xml: is in OpenVINO's format, which only OpenVINO runs, on CPUs" in str(opened.gpu_error)
     monkeypatch.setattr(selection, "OpenVinoNetwork", FailingOpenVinoNetwork)
     with pytest.raises(RuntimeUnavailableError, match="OpenVINO cannot run it"):

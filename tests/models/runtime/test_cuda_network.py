@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, load, save
+from onnx import TensorProto, helper, load_model_from_string, save
 
 from models.errors import RuntimeUnavailableError
 from models.pack.manifest import ModelPack
@@ -26,12 +26,11 @@ CROP = (3, 112, 112)
 
 def recognizer_on(
     pack: ModelPack,
-    folder: Path,
     sizes: Sequence[int] = (1, 2, 4),
     half: bool = True,
 ) -> CudaNetwork:
     probe = np.random.default_rng(1).uniform(-1, 1, (1, *CROP)).astype(np.float32)
-    return CudaNetwork(pack.recognition.path, [(n, *CROP) for n in sizes], probe, folder, HERE, half)
+    return CudaNetwork(pack.recognition.path, [(n, *CROP) for n in sizes], probe, HERE, half)
 
 
 def cosines(a: Float, b: Float) -> Float:
@@ -39,9 +38,9 @@ def cosines(a: Float, b: Float) -> Float:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
-def test_batches_match_the_cpu_in_order(pack: ModelPack, tmp_path: Path, rng: np.random.Generator, count: int) -> None:
+def test_batches_match_the_cpu_in_order(pack: ModelPack, rng: np.random.Generator, count: int) -> None:
     crops = rng.uniform(-1, 1, (count, *CROP)).astype(np.float32)
-    (half,) = recognizer_on(pack, tmp_path).run(crops)
+    (half,) = recognizer_on(pack).run(crops)
     (full,) = OnnxNetwork(pack.recognition.path).run(crops)
     assert half.shape == full.shape
     assert cosines(half, full).min() > 0.999
@@ -50,28 +49,19 @@ def test_batches_match_the_cpu_in_order(pack: ModelPack, tmp_path: Path, rng: np
     )
 
 
-def test_half_precision_halves_the_weights_and_keeps_the_interface(pack: ModelPack, tmp_path: Path) -> None:
-    network = recognizer_on(pack, tmp_path)
-    assert network.file != pack.recognition.path
+def test_half_precision_halves_the_weights_and_keeps_the_interface(pack: ModelPack) -> None:
+    network = recognizer_on(pack)
     assert "fp16" in network.describe()
-    made = load(network.file)
+    made = load_model_from_string(convert_to_fp16(pack.recognition.path))
     assert {t.data_type for t in made.graph.initializer if len(t.dims) > 1} <= {TensorProto.FLOAT16, TensorProto.INT64}
     ends = [*made.graph.input, *made.graph.output]
     assert {end.type.tensor_type.elem_type for end in ends} == {TensorProto.FLOAT}
-    assert recognizer_on(pack, tmp_path, half=False).file == pack.recognition.path
+    assert recognizer_on(pack, half=False).precision == "fp32"
 
 
-def test_half_precision_is_cached(pack: ModelPack, tmp_path: Path) -> None:
-    made = convert_to_fp16(pack.recognition.path, tmp_path)
-    before = made.stat().st_mtime_ns
-    assert convert_to_fp16(pack.recognition.path, tmp_path) == made
-    assert made.stat().st_mtime_ns == before
-    assert list(tmp_path.iterdir()) == [made]
-
-
-def test_results_survive_the_next_run(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_results_survive_the_next_run(pack: ModelPack, rng: np.random.Generator) -> None:
     """Results must be copies, since the next batch overwrites the buffers."""
-    network = recognizer_on(pack, tmp_path)
+    network = recognizer_on(pack)
     crops = rng.uniform(-1, 1, (4, *CROP)).astype(np.float32)
     first = network.run(crops)[0]
     kept = first.copy()
@@ -79,9 +69,9 @@ def test_results_survive_the_next_run(pack: ModelPack, tmp_path: Path, rng: np.r
     assert np.array_equal(first, kept)
 
 
-def test_threads_share_a_network(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_threads_share_a_network(pack: ModelPack, rng: np.random.Generator) -> None:
     """Its buffers hold one batch at a time."""
-    network, full = recognizer_on(pack, tmp_path), OnnxNetwork(pack.recognition.path)
+    network, full = recognizer_on(pack), OnnxNetwork(pack.recognition.path)
     batches = [rng.uniform(-1, 1, (1 + i % 4, *CROP)).astype(np.float32) for i in range(40)]
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda batch: network.run(batch)[0], batches))
@@ -90,7 +80,7 @@ def test_threads_share_a_network(pack: ModelPack, tmp_path: Path, rng: np.random
     )
 
 
-def test_a_session_meets_one_shape(pack: ModelPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_meets_one_shape(pack: ModelPack, monkeypatch: pytest.MonkeyPatch) -> None:
     """onnxruntime makes cuDNN's plans anew whenever the shape of a session changes, which took 3 to 5 s on an H100."""
     bound: list[tuple[int, tuple[int, ...]]] = []
     run = cuda_network._run_bound
@@ -100,7 +90,7 @@ def test_a_session_meets_one_shape(pack: ModelPack, tmp_path: Path, monkeypatch:
         return run(prepared)
 
     monkeypatch.setattr(cuda_network, "_run_bound", record)
-    network = recognizer_on(pack, tmp_path)
+    network = recognizer_on(pack)
     for count in (1, 4, 2, 1, 7, 4):
         network.run(np.zeros((count, *CROP), np.float32))
     assert {shape for _, shape in bound} == {(count, *CROP) for count in (1, 2, 4)}
@@ -108,18 +98,18 @@ def test_a_session_meets_one_shape(pack: ModelPack, tmp_path: Path, monkeypatch:
     assert len(set(bound)) == len({session for session, _ in bound}) == 3
 
 
-def test_unprepared_shapes_run(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_unprepared_shapes_run(pack: ModelPack, rng: np.random.Generator) -> None:
     photos = rng.uniform(-1, 1, (2, 3, 256, 384)).astype(np.float32)
-    network = CudaNetwork(pack.detection.path, [(1, 3, 256, 256)], photos[:1, :, :, :256], tmp_path, HERE)
+    network = CudaNetwork(pack.detection.path, [(1, 3, 256, 256)], photos[:1, :, :, :256], HERE)
     for here, there in zip(network.run(photos), OnnxNetwork(pack.detection.path).run(photos), strict=True):
         assert here.shape == there.shape
         assert cosines(here.reshape(2, -1), there.reshape(2, -1)).min() > 0.999
 
 
-def test_boxes_match_the_cpu_within_half_a_pixel(pack: ModelPack, tmp_path: Path, group: NDArray[np.uint8]) -> None:
+def test_boxes_match_the_cpu_within_half_a_pixel(pack: ModelPack, group: NDArray[np.uint8]) -> None:
     probe = np.random.default_rng(1).uniform(-1, 1, (1, 3, 256, 256)).astype(np.float32)
     shapes = [(n, 3, h, w) for n in (1, 2) for h in (256, 512) for w in (256, 640)]
-    there = Detector(CudaNetwork(pack.detection.path, shapes, probe, tmp_path, HERE), pack.detection)
+    there = Detector(CudaNetwork(pack.detection.path, shapes, probe, HERE), pack.detection)
     here = Detector(OnnxNetwork(pack.detection.path), pack.detection)
     (found,), (wanted,) = there.detect([group]), here.detect([group])
     assert len(found) == len(wanted) == 6
@@ -134,8 +124,7 @@ def test_networks_that_overflow_fp16_run_in_fp32(tmp_path: Path, caplog: pytest.
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in "xz"]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "x.onnx")
-    network = CudaNetwork(tmp_path / "x.onnx", [(1, 2)], np.ones((1, 2), np.float32), tmp_path / "made", HERE)
-    assert network.file == tmp_path / "x.onnx"
+    network = CudaNetwork(tmp_path / "x.onnx", [(1, 2)], np.ones((1, 2), np.float32), HERE)
     assert network.precision == "fp32"
     assert "fp16 is not used" in caplog.text
     assert np.allclose(network.run(np.array([[3, 5]], np.float32))[0], [[3, 5]])
@@ -149,12 +138,12 @@ def test_outputs_without_a_batch_axis_are_kept_whole(tmp_path: Path, rng: np.ran
     graph = helper.make_graph(nodes, "g", inputs, outputs, [shape])
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "flat.onnx")
     photos = rng.random((2, 3, 2, 2)).astype(np.float32)
-    network = CudaNetwork(tmp_path / "flat.onnx", [(1, 3, 2, 2)], photos[:1], tmp_path / "made", HERE)
+    network = CudaNetwork(tmp_path / "flat.onnx", [(1, 3, 2, 2)], photos[:1], HERE)
     assert np.allclose(network.run(photos)[0].reshape(2, 12), photos.reshape(2, 12), atol=1e-3)
 
 
-def test_all_compute_nodes_run_on_the_device(pack: ModelPack, tmp_path: Path) -> None:
-    assert recognizer_on(pack, tmp_path).cpu_nodes == {}
+def test_all_compute_nodes_run_on_the_device(pack: ModelPack) -> None:
+    assert recognizer_on(pack).cpu_nodes == {}
 
 
 def test_shape_arithmetic_does_not_count_as_compute(pack: ModelPack) -> None:
@@ -170,11 +159,11 @@ def test_shape_arithmetic_does_not_count_as_compute(pack: ModelPack) -> None:
 
 
 @pytest.mark.skipif(HERE.kind == "cuda", reason="this machine has a GPU")
-def test_cuda_without_a_gpu_reports_the_missing_part(pack: ModelPack, tmp_path: Path) -> None:
+def test_cuda_without_a_gpu_reports_the_missing_part(pack: ModelPack) -> None:
     """The GPU build of onnxruntime itself would fall back to the CPU silently."""
     probe = np.zeros((1, *CROP), np.float32)
     with pytest.raises(RuntimeUnavailableError) as caught:
-        CudaNetwork(pack.recognition.path, [(1, *CROP)], probe, tmp_path, Device("cuda", 0))
+        CudaNetwork(pack.recognition.path, [(1, *CROP)], probe, Device("cuda", 0))
     assert str(caught.value) == diagnose_cuda()
     assert visible_gpus() == []
     wanted = (
@@ -183,11 +172,7 @@ def test_cuda_without_a_gpu_reports_the_missing_part(pack: ModelPack, tmp_path: 
     assert wanted in str(caught.value)
 
 
-def test_all_device_failures_raise_one_error_type(pack: ModelPack, tmp_path: Path) -> None:
+def test_all_device_failures_raise_one_error_type(pack: ModelPack) -> None:
     """The caller catches this type to fall back to the CPU."""
-    probe = np.zeros((1, *CROP), np.float32)
-    (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(RuntimeUnavailableError, match=r"recognizer\.onnx on .* 0: (NotADirectory|FileExists)Error"):
-        CudaNetwork(pack.recognition.path, [(1, *CROP)], probe, tmp_path / "file", HERE)
     with pytest.raises(RuntimeUnavailableError, match="InvalidArgument"):
-        CudaNetwork(pack.recognition.path, [(1, 3, 56, 56)], np.zeros((1, 3, 56, 56), np.float32), tmp_path, HERE)
+        CudaNetwork(pack.recognition.path, [(1, 3, 56, 56)], np.zeros((1, 3, 56, 56), np.float32), HERE)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from kith import Kith
 from models.engines.selection import (
     EnginePreference,
-    GpuPreference,
     available_precisions,
     input_shapes,
     make_probe,
@@ -94,10 +93,10 @@ def test_the_doctor_says_the_same(tmp_path: Path) -> None:
 
 def test_what_only_a_cpu_has_is_not_asked_of_a_gpu(pack: ModelPack) -> None:
     assert not EnginePreference(engine="openvino").wants_gpu
-    assert EnginePreference(engine="openvino", gpu=GpuPreference("gpu")).wants_gpu
+    assert EnginePreference(engine="openvino", device="gpu").wants_gpu
     for wish in (
-        EnginePreference(engine="openvino", gpu=GpuPreference("gpu")),
-        EnginePreference(precision="int8", gpu=GpuPreference("gpu")),
+        EnginePreference(engine="openvino", device="gpu"),
+        EnginePreference(precision="int8", device="gpu"),
     ):
         with pytest.raises(RuntimeUnavailableError, match="KITH_DEVICE"):
             open_networks(pack.recognition, wish)
