@@ -21,12 +21,11 @@ import numpy as np
 import pi_heif
 from numpy.typing import NDArray
 from PIL import AvifImagePlugin, Image
-from PIL.TiffImagePlugin import TiffImageFile
 
 from models.vision.photo_files import HEAD_BYTES, TIFF_SIGNATURES, photo_format
 from service.core.errors import ImageError
 from service.inference.decoding import decode_with_pillow, open_image, read_orientation, translated_errors
-from service.inference.rgb_conversion import GrayLevels, to_rgb
+from service.inference.rgb_conversion import to_rgb
 from service.security.process_memory import protect_memory
 
 FORMATS: Final = ("BMP", "TIFF", "GIF", "AVIF")
@@ -35,10 +34,6 @@ LIBRARY_BYTES: Final = 64_000_000
 """Memory that decoders need for a photo of any size, besides that of the idle process."""
 MAX_CPU_S: Final = 10
 """Processor time for a photo; an AVIF of 50 megapixels takes 2 s."""
-TIFF_BITS_PER_SAMPLE: Final = 258
-TIFF_MAX_SAMPLE: Final = 281
-TIFF_PHOTOMETRIC: Final = 262
-WHITE_IS_ZERO: Final = 0
 Pixels = NDArray[np.uint8]
 
 
@@ -112,18 +107,7 @@ def _read_with_pillow(payload: bytes) -> tuple[Pixels, int]:
     with _open(payload) as image:
         image.load()  # EXIF may follow the pixels, and Pillow applies the orientation of TIFF
         mirrored, turns = read_orientation(image)
-        return decode_with_pillow(image, mirrored, _gray_levels(image)), turns
-
-
-def _gray_levels(image: Image.Image) -> GrayLevels:
-    if not isinstance(image, TiffImageFile):
-        return GrayLevels()
-    # Pillow scales and inverts gray of up to 8 bits itself.
-    bits = image.tag_v2.get(TIFF_BITS_PER_SAMPLE, (8,))[0]
-    match image.tag_v2.get(TIFF_MAX_SAMPLE):
-        case (int(white), *_) if 255 < white < 1 << bits:  # 10 to 14 bits are often stored in 16
-            bits = white.bit_length()
-    return GrayLevels(bits if bits < 16 else None, image.tag_v2.get(TIFF_PHOTOMETRIC) == WHITE_IS_ZERO)
+        return decode_with_pillow(image, mirrored), turns
 
 
 def _decode_heic(payload: bytes) -> tuple[Pixels, int]:

@@ -25,7 +25,7 @@ from models.runtime.network import Float
 from models.vision.alignment import rotate_points
 from models.vision.detection import downscale
 from service.core.errors import ImageError, KithError
-from service.inference.rgb_conversion import GrayLevels, mirror, to_rgb
+from service.inference.rgb_conversion import mirror, to_rgb
 
 # Pillow's own limit would warn or raise below ours.
 Image.MAX_IMAGE_PIXELS = None
@@ -171,11 +171,9 @@ def decode_whole(payload: bytes) -> EncodedPhoto:
     return EncodedPhoto(height, width, b"", turns, mirrored, whole=pixels)
 
 
-def decode_with_pillow(
-    image: Image.Image, mirrored: bool = False, levels: GrayLevels | None = None
-) -> NDArray[np.uint8]:
-    """Return (h, w, 3) RGB as stored, mirrored on request. ``levels``: as in `to_rgb`."""
-    return to_rgb(image.size, lambda top, bottom: image.crop((0, top, image.width, bottom)), levels, mirrored)
+def decode_with_pillow(image: Image.Image, mirrored: bool = False) -> NDArray[np.uint8]:
+    """Return (h, w, 3) RGB as stored, mirrored on request."""
+    return to_rgb(image.size, lambda top, bottom: image.crop((0, top, image.width, bottom)), mirrored)
 
 
 def _decode_webp(payload: bytes, image: Image.Image, mirrored: bool) -> NDArray[np.uint8]:

@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from models.vision.photo_files import HEAD_BYTES, photo_format
@@ -36,22 +35,18 @@ MAX_COLOR_PROFILES: Final = 4
 SHORT_BYTES: Final = 65_536
 SHORT_PIXELS: Final = 100_000
 """Pixels, times scans, of a JPEG that is decoded in about a millisecond."""
-# Factors of memory include the decoded RGB pixels. docs/performance.md has the measured peaks.
-RGB_BYTES: Final = 3
-"""Bytes per decoded pixel."""
-STORED_BYTES: Final = {"1": 1, "L": 1, "P": 1, "I;16": 2}
-"""Bytes per pixel in Pillow's memory, by mode. Other modes, RGB too, have DEFAULT_STORED_BYTES."""
-DEFAULT_STORED_BYTES: Final = 4
-COEFFICIENT_BYTES: Final = 2
-"""Bytes per sample of a JPEG with several scans, whose coefficients are all in memory."""
-WEBP_BYTES: Final = {"RGB": 7.5, "RGBA": 8.5}
-ANIMATED_WEBP_BYTES: Final = 12.5
+DECODED_BYTES: Final = {"WEBP": 12.5}
+"""Bytes per pixel that decoding takes, with the RGB pixels that it returns, by format: the most of each. Other formats
+have DEFAULT_DECODED_BYTES. docs/performance.md has the measured peaks."""
+DEFAULT_DECODED_BYTES: Final = 7
+AGAIN_BYTES: Final = 3.75
+"""Bytes per pixel for decoding a JPEG in full, with its largest reduction in memory."""
+COEFFICIENT_BYTES: Final = 6
+"""Further bytes per pixel of a JPEG with several scans, whose coefficients are all in memory."""
 OTHER_BYTES: Final = 21
 """Bytes per pixel that a process may use for a photo in another format: the most is a HEIC of 10 bits with alpha."""
 BASE64_STARTS: Final = (b"data:", b"/9j/", b"_9j_", b"iVBORw0K", b"UklGR", b"R0lGOD")
 """Data URLs, and the signatures of JPEG, PNG, WebP and GIF in base64."""
-REDUCED_SHARE: Final = 0.25
-"""Share of the pixels in the largest reduction, which is held while the full photo is decoded."""
 
 
 @dataclass(frozen=True)
@@ -143,13 +138,15 @@ def _read_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
         scans = count_scans(payload) if image.format in ("JPEG", "MPO") else 1
         if scans * pixels > MAX_SCANNED_FACTOR * limits.max_pixels:
             raise ImageError("image_too_large", f"the photo has {scans} scans of {width} x {height} pixels")
-        peak_bytes = _estimate_decode(image, payload, scans)
+        held = COEFFICIENT_BYTES if scans > 1 else 0
+        factor = DECODED_BYTES.get(image.format or "", DEFAULT_DECODED_BYTES) + held
+        peak_bytes = len(payload) + math.ceil(factor * pixels) + OVERHEAD_BYTES
         if not isinstance(image, JpegImageFile) or image.mode not in ("L", "RGB"):
             return PhotoHeader(height, width, peak_bytes, partial(decode_whole, payload))
         mirrored, turns = read_orientation(image)
         if turns % 2:
             height, width = width, height
-        again_bytes = _estimate_repeated_decode(image, payload, scans)
+        again_bytes = len(payload) + math.ceil((AGAIN_BYTES + held) * pixels) + OVERHEAD_BYTES
         photo = EncodedPhoto(height, width, payload, turns, mirrored, again_bytes)
         return PhotoHeader(height, width, peak_bytes, lambda: photo, scans * pixels <= SHORT_PIXELS)
 
@@ -164,29 +161,3 @@ def _check_pixels(width: int, height: int, limits: ImageLimits) -> None:
         raise ImageError(
             "image_too_large", f"the photo has {width} x {height} pixels, the limit is {limits.max_pixels}"
         )
-
-
-def _estimate_decode(image: Image.Image, payload: bytes, scans: int) -> int:
-    """Return the peak memory in bytes for decoding an opened, not yet loaded image.
-
-    ``scans``: passes of a JPEG decoder over the pixels.
-    """
-    if image.format == "WEBP":
-        factor = ANIMATED_WEBP_BYTES if getattr(image, "is_animated", False) else WEBP_BYTES[image.mode]
-    else:
-        factor = STORED_BYTES.get(image.mode, DEFAULT_STORED_BYTES) + RGB_BYTES + _coefficient_bytes(image, scans)
-    return len(payload) + math.ceil(factor * image.width * image.height) + OVERHEAD_BYTES
-
-
-def _estimate_repeated_decode(image: JpegImageFile, payload: bytes, scans: int) -> int:
-    """Return the peak memory in bytes for decoding a JPEG in full with libjpeg, with its reduction in memory."""
-    factor = RGB_BYTES * (1 + REDUCED_SHARE) + _coefficient_bytes(image, scans)
-    return len(payload) + math.ceil(factor * image.width * image.height) + OVERHEAD_BYTES
-
-
-def _coefficient_bytes(image: Image.Image, scans: int) -> float:
-    """Return bytes per pixel for the coefficients of a JPEG."""
-    if scans <= 1 or not isinstance(image, JpegImageFile):
-        return 0
-    across, down = (max(layer[axis] for layer in image.layer) for axis in (1, 2))
-    return COEFFICIENT_BYTES * sum(layer[1] * layer[2] for layer in image.layer) / (across * down)
