@@ -234,7 +234,6 @@ class Calls:
         *,
         create: bool = False,
         recognizer: str | None = None,
-        skip: int = 0,
         progress: Callable[[int], object] = lambda _: None,
     ) -> Call[ImportOut]:
         """Import a file (.ndjson, .ndjson.gz). Existing templates are skipped, so an import can be repeated.
@@ -248,7 +247,7 @@ class Calls:
             "POST",
             f"{_path(gallery)}/import",
             ImportOut.model_validate_json,
-            {"params": {"create": create, "skip": skip} | drop_none(recognizer=recognizer), "headers": headers},
+            {"params": {"create": create} | drop_none(recognizer=recognizer), "headers": headers},
             stream=FileStream(path, progress),
             long_running=True,
         )

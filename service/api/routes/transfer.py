@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -48,7 +49,6 @@ async def import_gallery(
         FileFingerprint | None,
         Query(description="Fingerprint of the recognizer, for a file without a header."),
     ] = None,
-    skip: Annotated[int, Query(ge=0, description="Number of lines to skip.")] = 0,
 ) -> ImportOut:
     """Import subjects and templates from NDJSON, with or without `Content-Encoding: gzip`.
 
@@ -58,9 +58,12 @@ async def import_gallery(
     coding = set_body_limit(request, backend.settings.max_upload_bytes, streamed=True, codings=("gzip",))
     if (given := media_type(request)) != NDJSON:
         raise unsupported(given, f"; send {NDJSON}")
-    intake = _Intake(backend, gallery, create, recognizer, skip, await _snapshot(backend, gallery))
+    snapshot = None
+    with suppress(GalleryNotFoundError):
+        snapshot = await backend.find_gallery(gallery)
+    intake = _Intake(backend, gallery, create and snapshot is None, recognizer, snapshot)
     try:
-        await _import_lines(backend, request, Unpacker("gzip") if coding else _Plain(), intake)
+        await _import_lines(backend, request, Unpacker("gzip") if coding else None, intake)
         assert intake.opened is not None  # noqa: S101 - a file without header raises
         intake.opened.end()
     except KithError as error:
@@ -73,69 +76,61 @@ async def import_gallery(
     return intake.opened.report
 
 
-async def _snapshot(backend: Backend, gallery: str) -> Gallery | None:
-    """Read the gallery before the body: what is erased during the request must stay erased."""
-    try:
-        return await backend.find_gallery(gallery)
-    except GalleryNotFoundError:
-        return None
-
-
+@dataclass
 class _Intake:
-    """Import that opens or creates its gallery once the file's header is read."""
+    """Import that opens or creates its gallery once the file's header is read.
 
-    def __init__(
-        self, backend: Backend, name: str, create: bool, recognizer: str | None, skip: int, snapshot: Gallery | None
-    ) -> None:
-        self._backend, self._recognizers = backend, backend.recognizers
-        self._name = name
-        self._create = create and snapshot is None
-        self._recognizer = recognizer
-        self._skip = skip
-        self._snapshot = snapshot
-        self.gallery: Gallery | None = None
-        self.opened: Import | None = None
+    ``snapshot``: the gallery before the body: what is erased during the request must stay erased.
+    """
+
+    backend: Backend
+    name: str
+    create: bool
+    recognizer: str | None
+    snapshot: Gallery | None
+    gallery: Gallery | None = None
+    opened: Import | None = None
 
     def default_header(self) -> GalleryFileHeader | None:
         """Return the header for a file without one. Raises GalleryNotFoundError."""
-        if self._recognizer is None:
+        if self.recognizer is None:
             return None
         try:
-            dimension = self._backend.store.galleries.get(self._name).dimension
+            dimension = self.backend.store.galleries.get(self.name).dimension
         except GalleryNotFoundError:
-            if not self._create:
+            if not self.create:
                 raise
-            served = self._recognizers.get(self._recognizer) or self._recognizers.default
+            served = self.backend.recognizers.get(self.recognizer) or self.backend.recognizers.default
             dimension = served.dimension
-        return GalleryFileHeader(self._recognizer, dimension)
+        return GalleryFileHeader(self.recognizer, dimension)
 
     def open(self, header: GalleryFileHeader) -> Import:
         if self.opened is None:
-            current, snapshot = self._find_or_create(header), self._snapshot
+            current, snapshot = self._find_or_create(header), self.snapshot
             self.gallery = replace(current, erased=0) if snapshot is None else as_of(snapshot, current)
-            self.opened = Import(self._backend.transfers.bulk, self.gallery, header, self._skip)
+            self.opened = Import(self.backend.transfers.bulk, self.gallery, header)
         return self.opened
 
     def _find_or_create(self, header: GalleryFileHeader) -> Gallery:
         try:
-            return self._backend.store.galleries.get(self._name)
+            return self.backend.store.galleries.get(self.name)
         except GalleryNotFoundError:
-            if not self._create:
+            if not self.create:
                 raise
         try:
             given = {key: value for key, value in header.settings.items() if key in SETTING_NAMES}
             settings = change_settings(GallerySettingsIn.model_validate(given), GallerySettings())
         except ValueError as error:
             raise InvalidDataError("import", "the file's header has invalid gallery settings") from error
-        recognizer = self._recognizers.get(header.recognizer) or self._recognizers.default
+        recognizer = self.backend.recognizers.get(header.recognizer) or self.backend.recognizers.default
         try:
             # Raise before creating: a file of another recognizer must not leave an empty gallery behind.
-            check_header(header, self._name, recognizer.fingerprint, recognizer.dimension)
-            return self._backend.store.galleries.create(
-                self._name, recognizer.fingerprint, recognizer.dimension, settings
+            check_header(header, self.name, recognizer.fingerprint, recognizer.dimension)
+            return self.backend.store.galleries.create(
+                self.name, recognizer.fingerprint, recognizer.dimension, settings
             )
         except GalleryExistsError:  # created concurrently
-            return self._backend.store.galleries.get(self._name)
+            return self.backend.store.galleries.get(self.name)
 
     def add(self, lines: Lines, blocks: Iterator[list[FileRow]]) -> None:
         for rows in blocks:
@@ -145,56 +140,48 @@ class _Intake:
             self.open(lines.header)
 
 
-async def _import_lines(backend: Backend, request: Request, unpacker: _Plain | Unpacker, intake: _Intake) -> None:
+async def _import_lines(backend: Backend, request: Request, unpacker: Unpacker | None, intake: _Intake) -> None:
     run = backend.transfers.importing.run
     lines = Lines(await run(intake.default_header))
     count = 0
-    async for piece in _read_blocks(backend, request, unpacker):
+    async for piece, packed_bytes in _read_blocks(backend, request, unpacker):
         count += piece.count(b"\n")
-        if count > max_items(unpacker.packed):
-            raise InvalidDataError("import", f"the file has more than {max_items(unpacker.packed)} lines for its size")
+        if count > max_items(packed_bytes):
+            raise InvalidDataError("import", f"the file has more than {max_items(packed_bytes)} lines for its size")
         await run(intake.add, lines, lines.feed(piece))
     await run(intake.add, lines, lines.end())
 
 
-async def _read_blocks(backend: Backend, request: Request, unpacker: _Plain | Unpacker) -> AsyncIterator[bytes]:
-    """Decompress the body in blocks of about BLOCK_BYTES. Raises import_invalid, request_too_large."""
+async def _read_blocks(
+    backend: Backend, request: Request, unpacker: Unpacker | None
+) -> AsyncIterator[tuple[bytes, int]]:
+    """Decompress the body in blocks of about BLOCK_BYTES, each with the size of the body until then.
+
+    Raises import_invalid, request_too_large.
+    """
     max_bytes = backend.settings.max_unpacked_bytes
-    pending: list[bytes] = []
-    size = 0
+    block = bytearray()
+    packed_bytes = unpacked_bytes = 0
     try:
         async for packed in request.stream():
-            for piece in unpacker.feed(packed):
-                pending.append(piece)
-                size += len(piece)
-                if size >= BLOCK_BYTES:
-                    yield b"".join(pending)
-                    pending, size = [], 0
-                if unpacker.unpacked > max_bytes:
+            packed_bytes += len(packed)
+            for piece in [packed] if unpacker is None else unpacker.feed(packed):
+                block += piece
+                unpacked_bytes += len(piece)
+                if unpacked_bytes > max_bytes:
                     raise LimitReachedError(
                         "request_too_large", f"the file has more than {max_bytes} bytes when decompressed"
                     )
-        yield b"".join(pending)
-        unpacker.end()
+                if len(block) >= BLOCK_BYTES:
+                    yield bytes(block), packed_bytes
+                    block.clear()
+        yield bytes(block), packed_bytes
+        if unpacker is not None:
+            unpacker.end()
     except ClientDisconnect as error:
         raise InvalidDataError("import", "the connection closed before the file ended") from error
     except ValueError as error:
         raise InvalidDataError("import", str(error)) from error
-
-
-class _Plain:
-    """Uncompressed body, with the interface of Unpacker."""
-
-    def __init__(self) -> None:
-        self.packed = self.unpacked = 0
-
-    def feed(self, piece: bytes) -> Iterator[bytes]:
-        self.packed += len(piece)
-        self.unpacked += len(piece)
-        yield piece
-
-    def end(self) -> None:
-        pass
 
 
 @routes.get("/export", dependencies=[ADMIN], response_class=StreamingResponse, responses=RESPONSES)

@@ -33,17 +33,14 @@ def check_header(header: GalleryFileHeader, gallery: str, fingerprint: str, dime
 class Import:
     """Import into a gallery, one transaction per block. To resume it, import the same items again."""
 
-    def __init__(
-        self, store: BulkStore, gallery: Gallery, header: GalleryFileHeader | None = None, skip: int = 0
-    ) -> None:
-        """``skip``: items up to this number are skipped. Raises RecognizerMismatchError, import_invalid."""
+    def __init__(self, store: BulkStore, gallery: Gallery, header: GalleryFileHeader | None = None) -> None:
+        """Raises RecognizerMismatchError, import_invalid."""
         if header is not None:
             check_header(header, gallery.name, gallery.fingerprint, gallery.dimension)
         none = dict.fromkeys(ImportOut.model_fields, 0)
         self.report = ImportOut.model_validate({**none, "gallery": gallery.name, "refusals": []})
         self._store = store
         self._gallery = gallery
-        self._skip = skip
         self._people = People()
         self._header = header
         self._templates = 0
@@ -53,7 +50,7 @@ class Import:
     def end(self) -> None:
         """Check the counts after the last block. Raises import_invalid if the header counts more items."""
         header = self._header
-        if header is None or self._skip:
+        if header is None:
             return
         if self._templates < (header.template_count or 0) or self._subjects < (header.subject_count or 0):
             raise InvalidDataError(
@@ -66,11 +63,10 @@ class Import:
     def take(self, rows: Sequence[FileRow]) -> None:
         """Import one block. Raises GalleryNotFoundError, RecognizerMismatchError, StorageError."""
         self._count(rows)
-        wanted = [row for row in rows if row.number > self._skip]
-        items, refusals = checked(wanted, self._gallery)
+        items, refusals = checked(rows, self._gallery)
         report = self.report
-        report.item_count += len(wanted)
-        people = self._people.of(wanted)
+        report.item_count += len(rows)
+        people = self._people.of(rows)
         if items:
             done = self._store.add(self._gallery, items, people)
             report.subject_count += done.subjects

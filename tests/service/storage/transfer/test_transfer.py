@@ -68,8 +68,8 @@ class Place:
     def another(self, name: str) -> Gallery:
         return self.store.galleries.create(name, FINGERPRINT, self._dimension, GallerySettings())
 
-    def take(self, file: bytes, gallery: Gallery | None = None, skip: int = 0) -> ImportOut:
-        taking = Import(self.bulk, gallery or self.gallery, skip=skip)
+    def take(self, file: bytes, gallery: Gallery | None = None) -> ImportOut:
+        taking = Import(self.bulk, gallery or self.gallery)
         lines = ndjson.Lines(HEADER)
         for start in range(0, len(file), 1000):
             for block in lines.feed(file[start : start + 1000]):
@@ -339,12 +339,6 @@ def test_crops_are_exported_on_request_and_imported_where_enabled(
     elsewhere.store.close()
 
 
-def test_items_may_be_skipped(place: Place, rng: np.random.Generator) -> None:
-    file = b"".join(line(f"s{i}", vector(rng)) for i in range(5))
-    report = place.take(file, skip=3)
-    assert (report.item_count, report.template_count) == (2, 2)
-
-
 @hypothesis.settings(max_examples=50)
 @given(scale=st.floats(1e-5, 1e5), seed=st.integers(0, 100))
 def test_vectors_are_normalized_once(place: Place, scale: float, seed: int) -> None:
@@ -552,7 +546,6 @@ def test_a_file_truncated_between_lines_is_reported(kith: Kith, gallery: str) ->
         assert cut["code"] == "import_invalid"
         assert f"counts 6 templates of 6 subjects, it contains {templates} of {subjects}" in cut["detail"]
         assert (cut["report"]["template_count"], cut["report"]["subject_count"]) == (templates, subjects)
-    assert rest(kith, "cut4", b"".join(whole[:4]), skip=1).status_code == 200
     # Refused items count as received.
     refused = b"".join([*whole[:3], b"not JSON\n", *whole[4:]])
     assert rest(kith, "refused", refused, create=True).json()["refused_count"] == 1
