@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import Any, Final, TypeAlias, Unpack
 
 from httpx2 import ServerSentEvent
 
-from kith.methods import call, each, one, pages, stream
+from kith.methods import ONLY_NEW, call, each, one, pages, photo_call, stream
 from kith.options import (
     ArchiveOptions,
     Checks,
@@ -34,10 +33,9 @@ from kith.requests import (
     json_call,
     list_call,
     path_segment,
-    photo_arguments,
     texts,
 )
-from kith.wire.albums import AlbumEnrolledOut, AlbumFaceOut, AlbumGroupOut, AlbumOut, AlbumsOut
+from kith.wire.albums import AlbumEnrolledOut, AlbumFaceOut, AlbumGroupOut, AlbumOut
 from kith.wire.audit import AuditLineOut, AuditOut
 from kith.wire.common import Detail, EventType, FaceChoice, FacesChoice, IdentifyOutcome, JobState, Scope
 from kith.wire.crops import CropsOut
@@ -54,7 +52,7 @@ from kith.wire.migration import MigrationOut
 from kith.wire.risk import GalleryRiskOut
 from kith.wire.status import HealthOut, ModelsOut, StatusOut
 from kith.wire.strangers import StrangerMergedOut, StrangerOut
-from kith.wire.subjects import DecoyOut, DecoysOut, EnrollOut, MergedOut, SubjectOut, TemplateOut
+from kith.wire.subjects import DecoyOut, EnrollOut, MergedOut, SubjectOut, TemplateOut
 from kith.wire.transfer import ImportOut
 from kith.wire.verification import VerifyOut
 from kith.wire.webhooks import (
@@ -75,15 +73,14 @@ class Calls:
 
     # Faces
 
-    @one
+    @photo_call("/v1/detect")
     def detect(self, *photos: Photo, urls: Sequence[str] = (), detail: Detail | None = None) -> Call[FacesOut]:
         """Detect faces: boxes, landmarks and quality. The server fetches the photos at ``urls``, numbered last.
 
         ``detail`` is the effort: "medium" also finds faces in sideways photos and faces that fill the photo, "high"
         also small faces in large photos (docs/models.md); default: the server's."""
-        return json_call(FacesOut, "POST", "/v1/detect", **photo_arguments(photos, urls, drop_none(detail=detail)))
 
-    @one
+    @photo_call("/v1/embed")
     def embed(
         self, *photos: Photo, urls: Sequence[str] = (), model: str | None = None, detail: Detail | None = None
     ) -> Call[FacesOut]:
@@ -91,8 +88,6 @@ class Calls:
 
         ``model`` is a pack's name or its recognizer's fingerprint; default: the server's pack. ``detail`` is the effort
         of face detection, as in :func:`detect`."""
-        options = drop_none(model=model, detail=detail)
-        return json_call(FacesOut, "POST", "/v1/embed", **photo_arguments(photos, urls, options))
 
     @one
     def verify(
@@ -177,15 +172,13 @@ class Calls:
         """List all findings of :func:`hygiene`, the most important first."""
         return list_call(HygieneOut, f"{_path(name)}/hygiene", {"limit": PAGE_ITEMS})
 
-    @one
+    @call("GET", "/v1/galleries/{gallery}/risk")
     def risk(self, gallery: str, *fpir: float) -> Call[GalleryRiskOut]:
         """Return the threshold for each FPIR, today and at ten times the size, and the evidence for it."""
-        return json_call(GalleryRiskOut, "GET", f"{_path(gallery)}/risk", params=_targets(fpir))
 
-    @one
+    @call("POST", "/v1/galleries/{gallery}/calibrate", in_query=True)
     def calibrate(self, gallery: str, *fpir: float) -> Call[GalleryRiskOut]:
         """Recalibrate a gallery's risk from all its templates, and return the result."""
-        return json_call(GalleryRiskOut, "POST", f"{_path(gallery)}/calibrate", params=_targets(fpir))
 
     @each
     def audit(
@@ -274,9 +267,8 @@ class Calls:
         """Create or replace a subject. With ``only_new``, refuse to replace one (``subject_exists``)."""
         body = {"name": name, "metadata": dict(metadata or {}), "tags": texts("tags", tags)}
         # With the condition, a retry would be refused because of what the first attempt wrote.
-        return json_call(
-            SubjectOut, "PUT", _path(gallery, subject), not only_new, json=body, headers=_only_new(only_new)
-        )
+        headers = ONLY_NEW if only_new else {}
+        return json_call(SubjectOut, "PUT", _path(gallery, subject), not only_new, json=body, headers=headers)
 
     @one
     def update_subject(self, gallery: str, subject: str, **changes: Unpack[SubjectChanges]) -> Call[SubjectOut]:
@@ -357,7 +349,7 @@ class Calls:
     def erasures(self, gallery: str, subject: str | None = None) -> Pages[ReceiptOut]:
         """List the receipts of erasures, latest first, optionally of one subject."""
 
-    @one
+    @photo_call("/v1/galleries/{gallery}/subjects/{subject}/templates", once=True)
     def enroll(
         self,
         gallery: str,
@@ -381,18 +373,6 @@ class Calls:
         ``detail`` is the effort of face detection, as in :func:`detect`; default: the server's, at least "medium".
         ``only_new`` refuses to extend an existing subject. ``idempotency_key`` makes a repeated request enroll once;
         default: a random one."""
-        options = drop_none(
-            recognizer=recognizer,
-            face=face,
-            detail=detail,
-            allow_duplicate=allow_duplicate,
-            allow_inconsistent=allow_inconsistent,
-            allow_low_quality=allow_low_quality,
-            allow_not_live=allow_not_live,
-        )
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex} | _only_new(only_new)
-        arguments = photo_arguments(photos, urls, options | _embeddings(embeddings), headers)
-        return json_call(EnrollOut, "POST", f"{_path(gallery, subject)}/templates", **arguments)
 
     @call("GET", "/v1/galleries/{gallery}/subjects/{subject}/templates/{template}")
     def template(self, gallery: str, subject: str, template: str) -> Call[TemplateOut]:
@@ -408,7 +388,7 @@ class Calls:
         path = f"{_path(gallery, subject)}/templates/{path_segment(template)}"
         return json_call(Page[TemplateOut], "PATCH", path, repeatable=False, json={"subject": to})
 
-    @one
+    @photo_call("/v1/galleries/{gallery}/subjects/{subject}/decoys")
     def add_decoy(
         self,
         gallery: str,
@@ -426,16 +406,10 @@ class Calls:
 
         A face that is more similar to it than to the subject is not identified as the subject any more. ``recognizer``
         made the ``embedding``. The same picture is stored once, so a repeated call returns the same decoy."""
-        options = drop_none(recognizer=recognizer, face=face, detail=detail, allow_low_quality=allow_low_quality)
-        options |= _embeddings([] if embedding is None else [embedding])
-        photos, urls = ([] if photo is None else [photo]), ([] if url is None else [url])
-        arguments = photo_arguments(photos, urls, options)
-        return json_call(DecoyOut, "POST", f"{_path(gallery, subject)}/decoys", **arguments)
 
-    @one
+    @call("GET", "/v1/galleries/{gallery}/subjects/{subject}/decoys")
     def decoys(self, gallery: str, subject: str) -> Call[list[DecoyOut]]:
         """Return the decoys of a subject, people who were mistaken for it, oldest first."""
-        return Call("GET", f"{_path(gallery, subject)}/decoys", lambda body: DecoysOut.model_validate_json(body).data)
 
     @call("DELETE", "/v1/galleries/{gallery}/subjects/{subject}/decoys/{decoy}")
     def delete_decoy(self, gallery: str, subject: str, decoy: str) -> Call[DeletedOut]:
@@ -445,7 +419,7 @@ class Calls:
     def delete_template(self, gallery: str, subject: str, template: str) -> Call[DeletedOut]:
         """Erase a template. Return the receipt."""
 
-    @one
+    @photo_call("/v1/galleries/{gallery}/identify")
     def identify(
         self,
         gallery: str,
@@ -466,18 +440,6 @@ class Calls:
         ``risk`` is the accepted rate of strangers identified as a subject; default: the gallery's. ``filter`` limits
         the searched subjects. ``detail`` is the effort of face detection, as in :func:`detect`. ``one_face_per_person``
         identifies a person in at most one face of a photo; default: the gallery's setting."""
-        options = drop_none(
-            recognizer=recognizer,
-            risk=risk,
-            faces=faces,
-            detail=detail,
-            top_k=top_k,
-            filter=filter,
-            check_quality=check_quality,
-            one_face_per_person=one_face_per_person,
-        )
-        arguments = photo_arguments(photos, urls, options | _embeddings(embeddings))
-        return json_call(IdentifyOut, "POST", f"{_path(gallery)}/identify", **arguments)
 
     # Jobs
 
@@ -497,10 +459,9 @@ class Calls:
     def job(self, job: str) -> Call[JobOut]:
         """Return a job."""
 
-    @each
+    @pages("/v1/jobs", states="state")
     def jobs(self, gallery: str | None = None, states: Iterable[JobState] = ()) -> Pages[JobOut]:
         """List jobs, latest first, optionally of one gallery and in some states."""
-        return list_call(Page[JobOut], "/v1/jobs", {"state": texts("states", states)} | drop_none(gallery=gallery))
 
     @each
     def job_items(self, job: str, failed: bool = False) -> Pages[JobItemOut]:
@@ -529,10 +490,9 @@ class Calls:
         in :func:`detect`. See ``wait_for``."""
         return _upload(f"{_path(gallery)}/albums", archive, {"risk": risk, "detail": detail}, repeatable=False)
 
-    @one
+    @call("GET", "/v1/galleries/{gallery}/albums")
     def albums(self, gallery: str) -> Call[list[AlbumOut]]:
         """Return the albums of a gallery, latest first."""
-        return Call("GET", f"{_path(gallery)}/albums", lambda body: AlbumsOut.model_validate_json(body).data)
 
     @call("GET", "/v1/galleries/{gallery}/albums/{album}")
     def album(self, gallery: str, album: str) -> Call[AlbumOut]:
@@ -554,11 +514,9 @@ class Calls:
     def merge_album_group(self, gallery: str, album: str, group: str, into: str) -> Call[AlbumGroupOut]:
         """Merge a group into another one that is the same person. Return the remaining group."""
 
-    @one
+    @call("POST", "/v1/galleries/{gallery}/albums/{album}/groups/{group}/split", repeatable=False)
     def split_album_group(self, gallery: str, album: str, group: str, faces: Sequence[str]) -> Call[AlbumGroupOut]:
         """Move faces that are another person to a new group. Return it."""
-        path = f"{_path(gallery)}/albums/{path_segment(album)}/groups/{path_segment(group)}/split"
-        return json_call(AlbumGroupOut, "POST", path, repeatable=False, json={"faces": texts("faces", faces)})
 
     @call("POST", "/v1/galleries/{gallery}/albums/{album}/groups/{group}/enroll", repeatable=False)
     def enroll_album_group(
@@ -569,7 +527,7 @@ class Calls:
 
     # API keys
 
-    @one
+    @call("POST", "/v1/keys", repeatable=False)
     def create_key(
         self,
         name: str,
@@ -579,9 +537,6 @@ class Calls:
         expires_at: datetime | None = None,
     ) -> Call[CreatedKeyOut]:
         """Create an API key, for all galleries by default. Only this response contains its ``token``."""
-        end = None if expires_at is None else expires_at.isoformat()
-        body = {"name": name, "scopes": texts("scopes", scopes), **drop_none(galleries=galleries, expires_at=end)}
-        return json_call(CreatedKeyOut, "POST", "/v1/keys", repeatable=False, json=body)
 
     @call("GET", "/v1/keys/{key}")
     def api_key(self, key: str) -> Call[KeyOut]:
@@ -659,12 +614,11 @@ class Calls:
 
     # Server
 
-    @one
+    @call("GET", "/v1/models")
     def model(self, *fpir: float) -> Call[ModelsOut]:
         """Return the pack of KITH_PACK and all other served packs, with their misses at these FPIRs.
 
         Default: the rates of the presets."""
-        return json_call(ModelsOut, "GET", "/v1/models", params=_targets(fpir))
 
     @call("GET", "/healthz")
     def health(self) -> Call[HealthOut]:
@@ -687,14 +641,6 @@ def _event(event: ServerSentEvent) -> EventOut:
     return EventOut.model_validate(json.loads(event.data) | {"position": event.id})
 
 
-def _only_new(only_new: bool) -> dict[str, str]:
-    return {"If-None-Match": "*"} if only_new else {}
-
-
-def _embeddings(vectors: Sequence[Vector]) -> dict[str, Any]:
-    return {"embeddings": [to_floats(vector) for vector in vectors]} if len(vectors) else {}
-
-
 def _images(body: bytes) -> list[bytes | None]:
     images = [crop.image for crop in CropsOut.model_validate_json(body).data]
     return [None if image is None else b64decode(image) for image in images]
@@ -712,7 +658,3 @@ def _upload(
     headers = {"Content-Type": "application/octet-stream", "Content-Length": str(body.size)}
     arguments = {"headers": headers, "params": drop_none(**options)}
     return Call("POST", path, JobOut.model_validate_json, arguments, body, repeatable)
-
-
-def _targets(fpir: tuple[float, ...]) -> dict[str, list[float]]:
-    return {"fpir": list(fpir)} if fpir else {}

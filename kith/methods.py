@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from functools import cache, partial, wraps
-from types import MethodType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, get_args, get_type_hints, overload
+from types import MethodType, SimpleNamespace
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, get_args, get_origin, get_type_hints, overload
 
-from kith.requests import Call, Pages, drop_none, list_call, path_segment
+from pydantic_core import to_jsonable_python
+
+from kith.requests import Call, Pages, drop_none, json_call, list_call, path_segment, photo_arguments, texts
 from kith.senders import AsyncSender, Sender
 from kith.wire.fields import Page
 
@@ -20,6 +23,8 @@ Now = TypeVar("Now", covariant=True)
 Later = TypeVar("Later", covariant=True)
 Client = Any
 """Sender or AsyncSender."""
+ONLY_NEW: Final = {"If-None-Match": "*"}
+"""Header of a request that is refused if its subject exists."""
 PART: Final = re.compile(r"{(\w+)}")
 PARSERS: Final[dict[Any, Callable[[bytes], Any]]] = {bytes: bytes, str: bytes.decode, dict[str, Any]: json.loads}
 """Parsers of what is no model."""
@@ -79,28 +84,47 @@ def one(describe: Callable[Concatenate[Any, P], Call[Result]]) -> Method[P, Resu
 
 
 def call(
-    method: str, path: str, repeatable: bool = True
+    method: str, path: str, repeatable: bool = True, in_query: bool = False
 ) -> Callable[[Callable[Concatenate[Any, P], Call[Result]]], Method[P, Result, Coroutine[Any, Any, Result]]]:
     """Send the call that a signature describes by itself, and return its parsed response.
 
-    Parameters that ``path`` names are parts of it. The others are fields of the JSON body, or of the query of a GET;
-    None leaves one out. The response is parsed as what the signature returns."""
+    Parameters that ``path`` names are parts of it. The others are fields of the JSON body, or of the query of a GET or
+    ``in_query``; None leaves one out. The response is parsed as what the signature returns."""
 
     def build(result: Any, place: str, fields: dict[str, Any]) -> Call[Any]:
-        arguments = {"params" if method == "GET" else "json": fields} if fields else {}
-        parse = PARSERS.get(result) or result.model_validate_json
-        return Call(method, place, parse, arguments, repeatable=repeatable)
+        query = in_query or method == "GET"
+        arguments = {"params": fields} if query else {"json": to_jsonable_python(fields)} if fields else {}
+        return Call(method, place, _parser(result), arguments, repeatable=repeatable)
+
+    return lambda describe: one(_described(describe, path, build))
+
+
+def photo_call(
+    path: str, once: bool = False
+) -> Callable[[Callable[Concatenate[Any, P], Call[Result]]], Method[P, Result, Coroutine[Any, Any, Result]]]:
+    """Send photos and embeddings to ``path``, with the other parameters as options, and return the parsed response.
+
+    ``once``: a parameter ``idempotency_key``, by default a random key, makes the server do a repeated call once."""
+
+    def build(model: Any, place: str, fields: dict[str, Any]) -> Call[Any]:
+        headers = ONLY_NEW if fields.pop("only_new", False) else {}
+        if once:
+            headers = {"Idempotency-Key": fields.pop("idempotency_key", None) or uuid.uuid4().hex, **headers}
+        for one, several in (("photo", "photos"), ("url", "urls"), ("embedding", "embeddings")):
+            fields[several] = [fields.pop(one)] if one in fields else fields.get(several, ())
+        return json_call(model, "POST", place, **photo_arguments(headers=headers, **fields))
 
     return lambda describe: one(_described(describe, path, build))
 
 
 def pages(
-    path: str,
+    path: str, **names: str
 ) -> Callable[[Callable[Concatenate[Any, P], Pages[Result]]], Method[P, Iterator[Result], AsyncIterator[Result]]]:
-    """Iterate over the items of the list at ``path``. Parameters are those of :func:`call`."""
+    """Iterate over the items of the list at ``path``. Parameters are those of :func:`call`, or have other ``names``
+    in the query."""
 
     def build(item: Any, place: str, fields: dict[str, Any]) -> Pages[Any]:
-        return list_call(Page[item], place, fields)
+        return list_call(Page[item], place, {names.get(name, name): value for name, value in fields.items()})
 
     return lambda describe: each(_described(describe, path, build))
 
@@ -108,18 +132,32 @@ def pages(
 def _described(describe: Callable[..., Any], path: str, build: Callable[[Any, str, dict[str, Any]], Any]) -> Any:
     """Return ``describe`` with a body: ``build`` gets what it returns, the path, and the arguments beside it."""
     signature = inspect.signature(describe)
-    result = cache(lambda: get_args(get_type_hints(describe)["return"])[0])  # inside Call[...] or Pages[...]
+    kinds = {each.kind: name for name, each in signature.parameters.items()}
+    further = kinds.get(inspect.Parameter.VAR_KEYWORD, "")
+    parameters = signature.parameters.values()
+    several = {each.name for each in parameters if str(each.annotation).startswith(("Iterable", "Sequence"))}
+    returned = SimpleNamespace(__annotations__={"return": signature.return_annotation})  # parameters need Pillow
+    result = cache(lambda: get_args(get_type_hints(returned, describe.__globals__)["return"])[0])  # inside Call[...]
 
     @wraps(describe)
     def described(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
-        fields = drop_none(**dict(zip(signature.parameters, given.args, strict=False)) | given.kwargs)
+        rest = given.arguments.pop(further, {})
+        fields = drop_none(**given.arguments, **rest)
         fields.pop("self", None)
+        fields |= {name: texts(name, fields[name]) for name in several & fields.keys()}
         place = PART.sub(lambda part: path_segment(fields.pop(part[1])), path)
         return build(result(), place, fields)
 
     return described
+
+
+def _parser(result: Any) -> Callable[[bytes], Any]:
+    if get_origin(result) is list:
+        model: Any = Page.__class_getitem__(get_args(result))
+        return lambda body: model.model_validate_json(body).data
+    return PARSERS.get(result) or result.model_validate_json
 
 
 def each(

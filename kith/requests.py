@@ -14,7 +14,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from kith.errors import local_error
-from kith.photos import Photo, encode_photo
+from kith.photos import Photo, Vector, encode_photo, to_floats
 from kith.wire.fields import Page
 
 Result = TypeVar("Result", covariant=True)
@@ -116,18 +116,20 @@ def texts(argument: str, values: Iterable[str]) -> list[str]:
 def photo_arguments(
     photos: Sequence[Photo],
     urls: Sequence[str],
-    options: Mapping[str, Any],
-    headers: Mapping[str, str] | None = None,
+    embeddings: Sequence[Vector],
+    headers: Mapping[str, str],
+    **options: Any,
 ) -> dict[str, Any]:
     """Build the httpx arguments for photos and options: one photo as a raw body, which costs the server least.
 
     Proxies log URLs. So lists and objects but the risk, which may name people, are in a form with the photo."""
-    options = {**options, **({"urls": texts("urls", urls)} if urls else {})}
+    options |= {"urls": urls} if urls else {}
+    options |= {"embeddings": [to_floats(vector) for vector in embeddings]} if len(embeddings) else {}
     if not photos:
         return {"json": options, "headers": headers}
     plain = {name: value for name, value in options.items() if name != "risk"} | options.get("risk", {})
     if len(photos) == 1 and all(isinstance(value, str | Number) for value in plain.values()):
-        headers = {**(headers or {}), "Content-Type": "application/octet-stream"}
+        headers = {**headers, "Content-Type": "application/octet-stream"}
         return {"content": encode_photo(photos[0]), "params": plain, "headers": headers}
     files = [("images", ("photo", encode_photo(photo))) for photo in photos]
     request = {"request": json.dumps(options)} if options else {}
