@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.util import find_spec
 from inspect import Parameter, Signature
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import typer
 from typer.models import ArgumentInfo
@@ -30,6 +31,9 @@ from service.cli.options import (
 )
 from service.cli.terminal import Columns, list_table, require_confirmation
 
+if TYPE_CHECKING:
+    from kith import Kith
+
 TYPES: Final[dict[str, Any]] = {
     "gallery": GalleryOption,
     "into": Annotated[str, typer.Option(help="The one that remains.")],
@@ -48,9 +52,11 @@ def add_call(
     app: CommandGroup,
     name: str,
     call: str,
-    shows: str | Columns | Callable[[Any], None] | None,
+    shows: str | Columns | Callable[..., None] | None,
     /,
     *,
+    also: tuple[str, str] = ("", ""),
+    check: Callable[[Mapping[str, Any]], None] = lambda given: None,
     note: str = "",
     panel: str | None = None,
     confirm: str = "",
@@ -62,17 +68,19 @@ def add_call(
     """Register the command ``name``, which sends the call ``call`` of :class:`kith.Kith`.
 
     It has the parameters of the call that are required or in ``types``, which are of these types, or of TYPES. Its help
-    is the first paragraph of the call's docstring, and ``note``.
+    is the first paragraph of the call's docstring, and ``note``. An option ``limit`` is the length of a list.
 
     Args:
         shows: format string of the answer's text, with the answer as 0 and arguments by name; a function that prints
             the answer; the columns of a list; or None: the answer is JSON, and may be written to a file.
+        also: key in JSON and call of a list that the answer has besides. ``shows`` gets it as well.
+        check: raises typer.BadParameter for options that exclude or need each other.
         confirm: question before the call.
         nothing: text for an empty list, unless options chose from it.
         part: attribute of the answer to show instead; of a list, the key of its items in JSON, beside the subject.
         success: attribute of the answer that says whether the exit status is 0.
     """
-    about, defaults, rest = _descriptions()[call]
+    about, defaults, _ = _descriptions()[call]
     types |= ({"yes": Yes} if confirm else {}) | ({"file": JsonFile} if shows is None else {})
     kinds = TYPES | types
     taken = {each: default for each, default in defaults.items() if each in types or default is Parameter.empty}
@@ -80,17 +88,19 @@ def add_call(
     taken |= {each: Parameter.empty for each in taken if _is_argument(kinds[each], required=True)}
 
     def run(server: ServerOptions, yes: bool = False, file: Path | None = None, **given: Any) -> None:
+        check(given)
         if confirm:
             require_confirmation(confirm.format(**given), yes)
-        chosen = {each: value for each, value in given.items() if value is not None}
-        several = chosen.pop(rest, ())
-        places = [chosen.pop(each) for each in defaults if several and each in chosen]
+        key, other = also
         with connect(server) as kith:
-            answer = getattr(kith, call)(*places, *several, **chosen)
+            answer = _send(kith, call, given)
             if isinstance(shows, tuple):
-                answer = list(answer)
+                answer = list(islice(answer, given.get("limit")))
+            besides = list(_send(kith, other, given)) if other else []
         if shows is None:
             server.write(answer, file)
+        elif other and callable(shows):
+            server.answer(answer.model_dump(mode="json") | {key: besides}, partial(shows, answer, besides))
         elif isinstance(shows, tuple):
             document = {"subject": given["subject"], part: answer} if part else answer
             none = "Nothing matches." if any(map(given.get, types)) else nothing.format(**given)
@@ -111,6 +121,15 @@ def add_call(
     parameters.sort(key=lambda each: not _is_argument(each.annotation))
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     app.command(name, rich_help_panel=panel)(run)
+
+
+def _send(kith: Kith, call: str, given: Mapping[str, Any]) -> Any:
+    """Send a call with those of the arguments that it has."""
+    _, defaults, rest = _descriptions()[call]
+    chosen = {each: value for each, value in given.items() if value is not None and each in (*defaults, rest)}
+    several = chosen.pop(rest, ())
+    places = [chosen.pop(each) for each in defaults if several and each in chosen]
+    return getattr(kith, call)(*places, *several, **chosen)
 
 
 def _is_argument(kind: Any, required: bool = False) -> bool:

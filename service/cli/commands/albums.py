@@ -129,15 +129,6 @@ add_call(
 
 
 @app.command()
-def show(album: AlbumId, gallery: GalleryOption, server: ServerOptions) -> None:
-    """Show the groups of an album, the largest first; with --json also single faces."""
-    with connect(server) as kith:
-        found, groups = kith.album(gallery, album), list(kith.album_groups(gallery, album))
-    document = found.model_dump(mode="json") | {"groups": [group.model_dump(mode="json") for group in groups]}
-    server.answer(document, lambda: _print_album(found, [group for group in groups if group.face_count > 1]))
-
-
-@app.command()
 def enroll(
     album: AlbumId,
     people: Annotated[
@@ -190,3 +181,18 @@ def _print_album(album: AlbumOut, groups: Sequence[AlbumGroupOut]) -> None:
             f"Risk: about {album.risk:.2%} of the pairs of faces in one group may be two people "
             f"(similarity {album.threshold:.3f})"
         )
+
+
+def _print_groups(album: AlbumOut, groups: Sequence[AlbumGroupOut]) -> None:
+    _print_album(album, [group for group in groups if group.face_count > 1])
+
+
+add_call(
+    app,
+    "show",
+    "album",
+    _print_groups,
+    note="Also its groups, the largest first; with --json also single faces.",
+    also=("groups", "album_groups"),
+    album=AlbumId,
+)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.table import Column
 
 from service.cli.calls import add_call, removed
-from service.cli.connection import connect, local_database
-from service.cli.options import CommandGroup, GalleryFilter, OutputOptions, ServerOptions
-from service.cli.terminal import count_of, make_table, print_line, print_table, to_the_second
+from service.cli.connection import local_database
+from service.cli.options import CommandGroup, GalleryFilter, OutputOptions
+from service.cli.terminal import count_of, print_line
 
 if TYPE_CHECKING:
     from kith.wire.audit import AuditLineOut
@@ -42,27 +41,30 @@ def verify(output: OutputOptions) -> None:
     output.answer(document, lambda: _print_report(report), ok=not report.faults)
 
 
-@app.command("list")
-def list_lines(
-    server: ServerOptions,
-    gallery: GalleryFilter = None,
-    event: Annotated[str | None, typer.Option(help="Only this event of docs/keys.md.")] = None,
-    actor: Annotated[str | None, typer.Option(help="Only this actor: key:ID, operator, anonymous or service.")] = None,
-    subject: Annotated[str | None, typer.Option(help="Only this subject id; needs --gallery.")] = None,
-    since: Annotated[str | None, typer.Option(help="From this time: 2026-01-31 or 2026-01-31T12:00:00Z.")] = None,
-    until: Annotated[str | None, typer.Option(help="Before this time.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of lines. Default: all.")] = None,
-) -> None:
-    """List the audit log, newest first."""
-    if subject is not None and gallery is None:
+def _check_subject(given: Mapping[str, Any]) -> None:
+    if given["subject"] is not None and given["name"] is None:
         raise typer.BadParameter("Subject ids belong to a gallery. Give --gallery too.", param_hint="--subject")
-    filters = {"event": event, "actor": actor, "since": since, "until": until}
-    with connect(server) as kith:
-        found = kith.audit(gallery, **filters, **({} if subject is None else {"subject": subject}))
-        lines = list(islice(found, limit))
-    server.answer(lines, lambda: _print_lines(lines))
 
 
+def _details(line: AuditLineOut) -> str:
+    return json.dumps(line.details, separators=(", ", ": "))[1:-1]
+
+
+add_call(
+    app,
+    "list",
+    "audit",
+    ("Time (UTC)=at", "event", "outcome", "actor", "gallery", "subject", _details),
+    check=_check_subject,
+    nothing="No entries.",
+    name=GalleryFilter,
+    event=Annotated[str | None, typer.Option(help="Only this event of docs/keys.md.")],
+    actor=Annotated[str | None, typer.Option(help="Only this actor: key:ID, operator, anonymous or service.")],
+    subject=Annotated[str | None, typer.Option(help="Only this subject id; needs --gallery.")],
+    since=Annotated[str | None, typer.Option(help="From this time: 2026-01-31 or 2026-01-31T12:00:00Z.")],
+    until=Annotated[str | None, typer.Option(help="Before this time.")],
+    limit=Annotated[int | None, typer.Option(min=1, help="Maximum number of lines. Default: all.")],
+)
 add_call(
     erasures_app,
     "list",
@@ -71,20 +73,6 @@ add_call(
     nothing="No erasures in gallery {gallery}. Erased subjects, templates and expired templates leave receipts.",
     subject=Annotated[str | None, typer.Option(help="Only this subject id.")],
 )
-
-
-def _print_lines(lines: list[AuditLineOut]) -> None:
-    if not lines:
-        print_line("No matching entries. docs/keys.md lists the recorded events.")
-        return
-    headers = ("Time (UTC)", "Event", "Outcome", "Actor", "Gallery", "Subject")
-    rows = []
-    for line in lines:
-        details = json.dumps(line.details, separators=(", ", ": "))[1:-1]
-        at = to_the_second(line.at)
-        rows.append((at, line.event, line.outcome, line.actor, line.gallery, line.subject, details))
-    columns = (*(Column(header, no_wrap=True) for header in headers), Column("Details", min_width=20))
-    print_table(make_table(*columns, rows=rows))
 
 
 def _print_report(report: Report) -> None:

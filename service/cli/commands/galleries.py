@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.progress import DownloadColumn, MofNCompleteColumn, TransferSpeedColumn
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from kith.wire.migration import GenerationOut, MigrationOut
 
 app = CommandGroup(help="Manage galleries: their subjects, risk and settings.", no_args_is_help=True)
-MAX_FINDINGS_PER_REQUEST: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -138,22 +137,6 @@ def update(
     server.answer(updated, f"Updated gallery {updated.name}: {', '.join(given)}")
 
 
-@app.command()
-def hygiene(
-    name: GalleryArgument,
-    server: ServerOptions,
-    limit: Annotated[int, typer.Option(min=1, help="Number of findings to show.")] = 50,
-) -> None:
-    """Find likely duplicates, mislabeled templates and easily confused subjects, with a remedy for each."""
-    with connect(server) as kith:
-        report = page = kith.hygiene(name, min(limit, MAX_FINDINGS_PER_REQUEST))
-        while page.next is not None and len(report.data) < limit:
-            page = kith.hygiene(name, min(limit - len(report.data), MAX_FINDINGS_PER_REQUEST), page.next)
-            report.data += page.data
-        report.next = page.next
-    server.answer(report, lambda: _print_hygiene(report))
-
-
 def _print_hygiene(report: HygieneOut) -> None:
     if report.data:
         print_table(_findings_table(report.data))
@@ -184,6 +167,17 @@ def _findings_table(findings: list[FindingOut], kind: str | None = None) -> Tabl
     )
     headers = ("Finding", "Subjects", Column("Templates", no_wrap=True), "Similarity", "Odds")
     return make_table(*headers, rows=rows, leading=1)
+
+
+add_call(
+    app,
+    "hygiene",
+    "hygiene",
+    _print_hygiene,
+    note="Each has a remedy.",
+    name=GalleryArgument,
+    limit=Annotated[int, typer.Option(min=1, max=1000, help="Number of findings to show.")],
+)
 
 
 @app.command("export")

@@ -13,7 +13,6 @@ from service.cli.calls import add_call
 from service.cli.connection import connect
 from service.cli.options import CommandGroup, GalleryFilter, JobId, ServerOptions
 from service.cli.terminal import (
-    EXIT_NO,
     make_table,
     print_line,
     print_table,
@@ -22,12 +21,16 @@ from service.cli.terminal import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kith import Kith
     from kith.wire.jobs import JobItemOut, JobOut
 
 app = CommandGroup(help="Manage background jobs, such as bulk enrollment.", no_args_is_help=True)
 State = StrEnum("State", get_args(JobState))  # type: ignore[misc]  # Typer takes no list of literals
-Items = Annotated[bool, typer.Option("--items", help="Show every item, not only refused ones.")]
+Failed = Annotated[
+    bool, typer.Option("--items", callback=lambda shown: not shown, help="Show every item, not only refused ones.")
+]
 
 
 def _state(job: JobOut) -> str:
@@ -54,23 +57,16 @@ add_call(app, "cancel", "cancel_job", lambda job: print_line(_state(job)))
 
 
 @app.command()
-def show(job: JobId, server: ServerOptions, items: Items = False) -> None:
-    """Show a job's progress and its refused items."""
-    with connect(server) as kith:
-        _answer_job(kith, kith.job(job), items, server)
-
-
-@app.command()
-def watch(job: JobId, server: ServerOptions, items: Items = False) -> None:
+def watch(job: JobId, server: ServerOptions, failed: Failed = False) -> None:
     """Wait until a job is finished, and show it.
 
     Exit status 1 if the job failed, was canceled, or refused an item. Ctrl-C stops waiting, not the job."""
     with connect(server) as kith:
         with progress_bar(MofNCompleteColumn(), TextColumn("{task.fields[rate]}")) as progress:
             finished = show_until_done(kith, job, progress)
-        _answer_job(kith, finished, items, server)
-    if finished.state != "succeeded" or finished.failed_count:
-        raise typer.Exit(EXIT_NO)
+        items = list(kith.job_items(job, failed))
+    ok = finished.state == "succeeded" and not finished.failed_count
+    server.answer(finished.model_dump(mode="json") | {"items": items}, lambda: _print_job(finished, items), ok)
 
 
 def show_until_done(kith: Kith, job: str, progress: Progress) -> JobOut:
@@ -84,12 +80,7 @@ def show_until_done(kith: Kith, job: str, progress: Progress) -> JobOut:
     return kith.wait_for(job, on_update=update)
 
 
-def _answer_job(kith: Kith, job: JobOut, all_items: bool, server: ServerOptions) -> None:
-    items = list(kith.job_items(job.id, failed=not all_items))
-    server.answer(job.model_dump(mode="json") | {"items": items}, lambda: _print_job(job, items))
-
-
-def _print_job(job: JobOut, items: list[JobItemOut]) -> None:
+def _print_job(job: JobOut, items: Sequence[JobItemOut]) -> None:
     print_line(f"{job.kind} into {job.gallery}: {_state(job)}, {_done(job)} done")
     if counts := ", ".join(f"{count} {outcome}" for outcome, count in sorted(job.counts.items())):
         print_line(counts)
@@ -100,3 +91,14 @@ def _print_job(job: JobOut, items: list[JobItemOut]) -> None:
         print_table(make_table("Item", "Outcome", "Detail", rows=rows))
         for line in remedy_lines(item.problem.model_dump() for item in items if item.problem is not None):
             print_line(line)
+
+
+add_call(
+    app,
+    "show",
+    "job",
+    _print_job,
+    note="Also its refused items.",
+    also=("items", "job_items"),
+    failed=Failed,
+)

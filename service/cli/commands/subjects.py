@@ -24,6 +24,8 @@ from service.cli.options import (
 from service.cli.terminal import EXIT_NO, list_table, make_table, print_line, print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kith.wire.subjects import EnrollOut, SubjectOut, TemplateOut
 
 app = CommandGroup(help="Manage subjects: enroll, rename, tag, export, erase.", no_args_is_help=True)
@@ -53,21 +55,6 @@ add_call(
         typer.Option("--find", metavar="TEXT", help="Only subjects with these words, or parts, in the id or name."),
     ],
 )
-
-
-@app.command()
-def show(subject: Subject, gallery: GalleryOption, server: ServerOptions) -> None:
-    """Show a subject's name, tags, metadata and templates."""
-    with connect(server) as kith:
-        found = kith.subject(gallery, subject)
-        templates = list(kith.templates(gallery, subject))
-
-    def print_text() -> None:
-        print_table(_subject_table(found))
-        print_table(list_table(templates, TEMPLATE_COLUMNS))
-
-    document = found.model_dump(mode="json") | {"templates": templates}
-    server.answer(document, print_text)
 
 
 @app.command("enroll")
@@ -203,6 +190,14 @@ def _detection(template: TemplateOut) -> str | None:
 
 
 TEMPLATE_COLUMNS: Final = ("Template=id", "kind", _quality, _detection, "created_at")
+
+
+def _print_subject(subject: SubjectOut, templates: Sequence[TemplateOut]) -> None:
+    print_table(_subject_table(subject))
+    print_table(list_table(templates, TEMPLATE_COLUMNS))
+
+
+add_call(app, "show", "subject", _print_subject, note="Also its templates.", also=("templates", "templates"))
 add_call(app, "export", "export_subject", None, note="Only the owner can read the file.")
 add_call(
     app,

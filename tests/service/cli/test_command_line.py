@@ -556,7 +556,7 @@ def test_commands_on_an_empty_local_database(tmp_path: Path, monkeypatch: pytest
     assert "Created" not in printed("jobs", "list").stderr
     assert printed("keys", "list").stdout.startswith("No API keys")
     assert printed("erasures", "list", "-g", "staff").stdout.startswith("No erasures in gallery staff")
-    assert printed("audit", "list", "--event", "nothing").stdout.startswith("No matching entries")
+    assert printed("audit", "list", "--event", "nothing").stdout == "Nothing matches.\n"
     verified = json.loads(printed("audit", "verify", "--json").stdout)
     assert (verified["faults"], verified["pruned"]) == ([], 0) and verified["lines"] > 0
     rotated = json.loads(printed("master", "rotate", "--new", "--json").stdout)
