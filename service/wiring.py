@@ -9,7 +9,6 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -73,8 +72,6 @@ MAX_DECODER_PROCESSES: Final = 4
 """Processes for formats other than JPEG, PNG and WebP. Each takes 26 MB when idle, and is started when it is needed."""
 QUEUE_SIZE: Final = 64
 """Maximum queue length per network, and of requests that wait for a gallery to load."""
-METRICS_GALLERIES: Final = 100
-"""Maximum number of galleries with their own series in /metrics; the others are counted together."""
 DECODE_MEMORY_SHARE: Final = 0.25
 """Largest share of the memory limit for decoding photos. Networks, bodies and indexes need the rest."""
 DECODE_BYTES_PER_CORE: Final = 400_000_000
@@ -108,26 +105,15 @@ async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Ba
         kinds = Migrations(store, store.generations, photos.recognizers, risks).kinds()
         jobs = Runner(store.jobs, kinds, retention_days=settings.retention_jobs_days, clock=clock)
         checks = readiness(photos.shortfalls, photos.devices, photos.gpus, store, shared_engine, audit)
-        reader = StateReader(
-            readiness=checks,
-            store=store,
-            jobs=store.jobs,
-            followers=followers,
-            folder=settings.data_dir,
-            max_galleries=METRICS_GALLERIES,
-            watches=watches,
-            paused=lambda: housekeeping.paused,
-        )
+        reader = StateReader(checks, store, followers, settings.data_dir, watches, lambda: housekeeping.paused)
         recent_state = RecentState(reader)
         telemetry = MetricsExport(
-            version=version("kith-face"),
             model_id=photos.recognizers.default.pack.model_id,
             networks=photos.networks,
             metrics=metrics,
             watches=watches,
             audit_backlog=audit.backlog,
             recent_state=recent_state,
-            max_galleries=METRICS_GALLERIES,
         )
         backend = Backend(
             settings=settings,

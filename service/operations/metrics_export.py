@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Final, get_args
 
 from kith.wire.common import IdentifyOutcome
@@ -12,7 +13,7 @@ from kith.wire.galleries import DriftOut
 from models.runtime.network import Network
 from service.inference.batcher import Batcher
 from service.observability.metrics import Metrics, ScrapeSeries
-from service.operations.status import RecentState, ServiceState
+from service.operations.status import MAX_GALLERIES, RecentState, ServiceState
 from service.risk.drift import STATES, Watches
 
 OTHERS: Final = "(others)"
@@ -21,16 +22,14 @@ OTHERS: Final = "(others)"
 
 @dataclass(frozen=True)
 class MetricsExport:
-    """Exporter for Prometheus. Galleries above ``max_galleries`` share the label OTHERS."""
+    """Exporter for Prometheus. Galleries above MAX_GALLERIES share the label OTHERS."""
 
-    version: str
     model_id: str
     networks: Mapping[Batcher[Any, Any], Network]
     metrics: Metrics
     watches: Watches
     audit_backlog: Callable[[], tuple[int, int]]
     recent_state: RecentState
-    max_galleries: int
 
     def text(self) -> bytes:
         """Return the Prometheus text format 0.0.4. Blocks for about a second at most."""
@@ -42,7 +41,7 @@ class MetricsExport:
 
     def _add_process(self, series: ScrapeSeries) -> None:
         gauge, metrics, networks = series.gauge, self.metrics, self.networks
-        gauge("kith_build_info", "Running version.", {(self.version, self.model_id): 1}, "version", "pack")
+        gauge("kith_build_info", "Running version.", {(version("kith-face"), self.model_id): 1}, "version", "pack")
         engines = {(b.name, n.engine, n.precision, n.providers[0]): 1 for b, n in networks.items()}
         about = "1 for the engine of each network."
         gauge("kith_network_info", about, engines, "network", "engine", "precision", "provider")
@@ -62,10 +61,10 @@ class MetricsExport:
         decided = Counter[tuple[str, str]]()
         for number, (name, drift) in enumerate(drifts):
             for outcome in get_args(IdentifyOutcome):
-                of = (name if number < self.max_galleries else OTHERS, outcome)
+                of = (name if number < MAX_GALLERIES else OTHERS, outcome)
                 decided[of] += drift.since_start_counts.get(outcome, 0)
         series.counter("kith_identify", "Decisions since the start.", decided, "gallery", "outcome")
-        named = drifts[: self.max_galleries]
+        named = drifts[:MAX_GALLERIES]
         mated = {name: drift.mated_similarity for name, drift in named if drift.mated_similarity is not None}
         about = "Mean similarity of identified faces in the latest decisions."
         series.gauge("kith_mated_similarity_mean", about, {k: one.observed for k, one in mated.items()}, "gallery")

@@ -26,7 +26,6 @@ from service.index.protocol import SharedEngine
 from service.inference.batcher import FAILED_BATCHES, DevicePool
 from service.risk.drift import Watches
 from service.storage.audit.writer import AuditWriter
-from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 
 CHECK_TIMEOUT_S: Final = 3.0
@@ -36,6 +35,8 @@ SAMPLE_TIMEOUT_S: Final = 1.0
 """Limit of a wait for a slow sample, such as with a database that hangs."""
 STALE_S: Final = 30.0
 """Age after which a sample is not reported any more."""
+MAX_GALLERIES: Final = 100
+"""Maximum number of galleries with their own figures; /metrics counts the others together."""
 MAX_LINES: Final = 10_000
 """Limit of the count of change log lines."""
 log = logging.getLogger(__name__)
@@ -155,17 +156,12 @@ class ServiceState(SampleOut):
 
 @dataclass
 class StateReader:
-    """Function that reads the state; blocks. It also drops the watches of galleries that other processes deleted.
-
-    ``max_galleries``: number of galleries with sizes and lags.
-    """
+    """Function that reads the state; blocks. It also drops the watches of galleries that other processes deleted."""
 
     readiness: Readiness
     store: Store
-    jobs: JobStore
     followers: Followers
     folder: Path
-    max_galleries: int
     watches: Watches
     paused: Callable[[], KithError | None] = lambda: None
     _behind_since: dict[int, float] = field(default_factory=dict)
@@ -179,8 +175,8 @@ class StateReader:
         )
         with suppress(StorageError):
             self._drop_watches()
-            sizes = self.store.galleries.sizes(self.max_galleries)
-            figures = {"sizes": sizes, "job_counts": self.jobs.states(), "index_lag": self._lags()}
+            sizes = self.store.galleries.sizes(MAX_GALLERIES)
+            figures = {"sizes": sizes, "job_counts": self.store.jobs.states(), "index_lag": self._lags()}
             return state.model_copy(update=figures)
         return state
 
@@ -194,7 +190,7 @@ class StateReader:
                 self.watches.drop(pk, name)
 
     def _lags(self) -> dict[str, LagOut]:
-        sequences = dict(sorted(self.followers.sequences().items())[: self.max_galleries])
+        sequences = dict(sorted(self.followers.sequences().items())[:MAX_GALLERIES])
         behind = self.store.changes.count_lags({pk: sequence for (pk, _), sequence in sequences.items()}, MAX_LINES)
         now = time.monotonic()
         self._behind_since = {pk: self._behind_since.get(pk, now) for pk, lines in behind.items() if lines}

@@ -22,18 +22,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kith import Kith, KithClientError
 from kith.wire.status import LagOut
-from service import wiring
 from service.api.http.problems import ROUTING_CODES
 from service.core.actor import Actor, acting_as
 from service.core.errors import OverloadedError, StorageError, UnreadyError, all_errors
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index.follower import Followers, in_process
 from service.observability.metrics import Metrics
+from service.operations import metrics_export, status
 from service.operations.status import STALE_S, Readiness, RecentState, ServiceState, StateReader
 from service.risk.drift import Decided, Watches
 from service.server import embedded
 from service.settings import load_settings
-from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from tests.conftest import jpeg
 from tests.databases import open_database
@@ -50,7 +49,8 @@ def told(
     """Metrics and status of a server after requests of each kind."""
     settings = load_settings(data_dir=tmp_path_factory.mktemp("told"), log_level="WARNING")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wiring, "METRICS_GALLERIES", 2)
+        for module in (status, metrics_export):
+            patch.setattr(module, "MAX_GALLERIES", 2)
         with embedded(settings) as url, Kith(url) as kith:
             for name in ("first", "second", "third"):
                 kith.create_gallery(name)
@@ -165,7 +165,7 @@ def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Gen
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
         store, ready = Store(database), Readiness({})
         followers = Followers(in_process(store))
-        look = StateReader(ready, store, JobStore(database), followers, tmp_path, 100, Watches({}))
+        look = StateReader(ready, store, followers, tmp_path, Watches({}))
         gallery = store.galleries.create("g", "f", 8, GallerySettings())
         assert look().index_lag == {}, "nobody searched it"
         followers.of(gallery).catch_up()
@@ -189,7 +189,7 @@ def test_what_another_process_deleted_is_told_no_more(tmp_path: Path) -> None:
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
         store, watches = Store(database), Watches({})
         followers = Followers(in_process(store))
-        look = StateReader(Readiness({}), store, JobStore(database), followers, tmp_path, 100, watches)
+        look = StateReader(Readiness({}), store, followers, tmp_path, watches)
         for name in ("stays", "goes"):
             gallery = store.galleries.create(name, "f", 8, GallerySettings())
             watches.of(gallery.pk, name, "f").add([Decided("no_face")])

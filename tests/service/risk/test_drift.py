@@ -127,7 +127,7 @@ def test_memory_is_bounded_and_counts_are_not_lost_between_threads(calibration: 
 def test_a_deleted_gallery_takes_its_series_with_it(calibration: Calibration) -> None:
     watches = Watches({"f": calibration})
     samples = RecentState(ServiceState)
-    telemetry = MetricsExport("0", "pack", {}, Metrics(), watches, lambda: (0, 0), samples, 100)
+    telemetry = MetricsExport("pack", {}, Metrics(), watches, lambda: (0, 0), samples)
     watches.of(1, "staff", "f").add([Decided("no_face")])
     watches.of(2, "guests", "f").add([Decided("no_face")])
     assert b'kith_identify_total{gallery="staff",outcome="no_face"} 1.0' in telemetry.text()
