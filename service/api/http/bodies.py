@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from fastapi import Depends, Header, Request
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from kith.wire.identification import FilterIn
 from kith.wire.photos import MAX_EMBEDDINGS, Photos, Probes
 from kith.wire.risk import RiskIn
 from kith.wire.verification import VerifyIn
@@ -34,6 +36,7 @@ PHOTO_FIELDS: Final = {False: ("images", "image"), True: ("a", "b")}
 """Form fields of photos, and of those of a verification."""
 FILTER_OPTIONS: Final = ("tag", "metadata")
 """Plain forms of a filter, as of a list of subjects."""
+PLAIN_TYPES: Final = ("string", "integer", "number", "boolean")
 VERIFY_SIDES: Final = 2
 MAX_FORM_FIELDS: Final = 16
 MAX_INLINE_PARSE_BYTES: Final = 65_536
@@ -196,14 +199,34 @@ def _form_document(parts: list[tuple[str, str | bytes]], model: type[Body], numb
     return document
 
 
-def option_names(model: type[BaseModel]) -> set[str]:
-    """Return the names of the options in the query of a photo as the body. Values that are no plain text do not fit.
+@cache
+def plain_options(model: type[BaseModel]) -> Mapping[str, Any]:
+    """Return the JSON schemas of the options that fit in a form field, and but for ``urls`` in the query of a photo.
 
     A risk has one option for each of its forms, such as ``fpir``, and a filter the options of a list of subjects.
     """
-    fields = model.model_fields
-    risk = RiskIn.model_fields if "risk" in fields else ()
-    return {*fields, *risk, *(FILTER_OPTIONS if "filter" in fields else ())} - {"images", "urls"}
+    found: dict[str, Any] = {}
+    for each in (model, RiskIn) if "risk" in model.model_fields else (model,):
+        schema = each.model_json_schema()
+        describe_defaults(schema)
+        for name, option in schema["properties"].items():
+            kinds = [kind for kind in option.get("anyOf", [option]) if kind.get("type") != "null"]
+            if name == "urls" or (len(kinds) == 1 and kinds[0].get("type") in PLAIN_TYPES):
+                found[name] = {key: text for key, text in option.items() if key == "description"} | kinds[0]
+    if "filter" in model.model_fields:
+        tags = FilterIn.model_json_schema()["properties"]["tags"]
+        found["tag"] = tags | {"description": "Search only subjects with all of these tags; repeatable."}
+        about = "Search only subjects with all of these metadata: a JSON object."
+        found["metadata"] = {"type": "string", "description": about, "example": '{"floor": 3}'}
+    return found
+
+
+def describe_defaults(schema: dict[str, Any]) -> None:
+    """Move a request's defaults to its descriptions: generators turn a field with a default into a required one."""
+    for field in schema.get("properties", {}).values():
+        default = field.pop("default", None)
+        if default is not None:
+            field["description"] = f"{field.get('description', '')} Default: {json.dumps(default)}.".lstrip()
 
 
 def _add_option(document: dict[str, Any], model: type[BaseModel], name: str, text: str) -> None:
@@ -256,7 +279,7 @@ class BodyOf:
     @property
     def query_names(self) -> set[str]:
         """Query parameters of a photo as the body."""
-        return option_names(self.model) if self.takes_photos and not self.is_verification else set()
+        return plain_options(self.model).keys() - {"urls"} if self.takes_photos and not self.is_verification else set()
 
     async def read_json(self, request: Request) -> Any:
         """Raises InvalidRequestError, unsupported_media_type, unsupported_encoding."""

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from kith.wire.fields import Problem
-from kith.wire.identification import FilterIn
-from kith.wire.risk import RiskIn
 from service.api.http.access import owners
-from service.api.http.bodies import OPTIONS_FIELD, PHOTO_FIELDS, BodyOf
+from service.api.http.bodies import OPTIONS_FIELD, PHOTO_FIELDS, BodyOf, describe_defaults, plain_options
 
 REFERENCE: Final = "#/components/schemas/{model}"
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 PHOTO: Final = "/9j/4AAQSkZJRgABAQ... (base64)"
 """Stands for a photo in examples."""
-PLAIN_TYPES: Final = ("string", "integer", "number", "boolean")
 TAGS: list[dict[str, Any]] = [
     {"name": "identify", "description": "Search a gallery for the faces in photos (1:N)."},
     {"name": "faces", "description": "Detect, embed and compare faces (1:1). Nothing is stored."},
@@ -90,7 +87,7 @@ def _complete(document: dict[str, Any], app: FastAPI) -> None:
     schemas |= inputs | {"Problem": Problem.model_json_schema(ref_template=REFERENCE, mode="serialization")}
     for name, each in schemas.items():
         if name.endswith(("In", "Patch", "Problem")):
-            _describe_defaults(each)
+            describe_defaults(each)
     for route, body in described:
         for method in route.methods or ():
             operation = document["paths"][route.path_format][method.lower()]
@@ -99,7 +96,7 @@ def _complete(document: dict[str, Any], app: FastAPI) -> None:
             content = request.setdefault("content", {})
             content.setdefault("application/json", {})["schema"] = {"$ref": REFERENCE.format(model=body.model.__name__)}
             if body.takes_photos:
-                options = _plain_options(body.model)
+                options = plain_options(body.model)
                 content |= _photo_contents(body, options)
                 operation.setdefault("parameters", []).extend(
                     {"name": name, "in": "query", "schema": schema, "description": "Only if the body is a photo."}
@@ -108,37 +105,11 @@ def _complete(document: dict[str, Any], app: FastAPI) -> None:
                 )
 
 
-def _photo_contents(body: BodyOf, options: dict[str, Any]) -> dict[str, Any]:
+def _photo_contents(body: BodyOf, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents beside JSON: a form, and one photo whose plain options are in the query."""
     photo, names = BINARY["schema"], PHOTO_FIELDS[body.is_verification]
     photos = dict.fromkeys(names, photo) if body.is_verification else {names[0]: {"type": "array", "items": photo}}
     rest = {"type": "string", "description": f"The other fields of {body.model.__name__}, as JSON."}
-    properties = photos | options | {OPTIONS_FIELD: rest}
+    properties = {**photos, **options, OPTIONS_FIELD: rest}
     form = {"multipart/form-data": {"schema": {"type": "object", "properties": properties}}}
     return form if body.is_verification else form | {"image/*": BINARY, "application/octet-stream": BINARY}
-
-
-def _plain_options(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schemas of the options of a model that fit in a form field."""
-    found: dict[str, Any] = {}
-    for each in (model, RiskIn) if "risk" in model.model_fields else (model,):
-        schema = each.model_json_schema()
-        _describe_defaults(schema)
-        for name, option in schema["properties"].items():
-            kinds = [kind for kind in option.get("anyOf", [option]) if kind.get("type") != "null"]
-            if name == "urls" or (len(kinds) == 1 and kinds[0].get("type") in PLAIN_TYPES):
-                found[name] = {key: text for key, text in option.items() if key == "description"} | kinds[0]
-    if "filter" in model.model_fields:
-        tags = FilterIn.model_json_schema()["properties"]["tags"]
-        found["tag"] = tags | {"description": "Search only subjects with all of these tags; repeatable."}
-        about = "Search only subjects with all of these metadata: a JSON object."
-        found["metadata"] = {"type": "string", "description": about, "example": '{"floor": 3}'}
-    return found
-
-
-def _describe_defaults(schema: dict[str, Any]) -> None:
-    """Move a request's defaults to its descriptions: generators turn a field with a default into a required one."""
-    for field in schema.get("properties", {}).values():
-        default = field.pop("default", None)
-        if default is not None:
-            field["description"] = f"{field.get('description', '')} Default: {json.dumps(default)}.".lstrip()
