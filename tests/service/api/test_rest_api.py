@@ -184,20 +184,6 @@ def test_filters_restrict_the_search(kith: Kith, gallery: str, rng: np.random.Ge
     assert (none.outcome, none.candidates) == ("unknown", [])
 
 
-def test_several_templates_count_as_one_subject(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
-    probe = rng.normal(size=kith.model().dimension)
-    near = [probe + rng.normal(scale=0.1, size=probe.shape) for _ in range(30)]
-    kith.enroll(gallery, "many", embeddings=near, allow_inconsistent=True)
-    for i in range(3):
-        kith.enroll(gallery, f"other{i}", embeddings=[rng.normal(size=probe.shape)])
-    (result,) = kith.identify(gallery, embeddings=[probe], top_k=4).results
-    assert result.subject == "many"
-    assert len({c.subject for c in result.candidates}) == 4
-    unit_near = np.stack(near) / np.linalg.norm(near, axis=1, keepdims=True)
-    (mean, unit_probe) = l2_normalize(np.stack([unit_near.mean(0), probe]))
-    assert result.similarity == pytest.approx(float(mean @ unit_probe), abs=1e-3)
-
-
 def test_enrollment_rejects_unsuitable_photos(
     kith: Kith, gallery: str, astronaut: Photo, actor: Photo, group: Photo, nobody: Photo
 ) -> None:
@@ -318,18 +304,6 @@ def test_photos_of_one_request_are_compared_with_each_other(
 ) -> None:
     answer = kith.enroll(gallery, "eileen", jpeg(astronaut), jpeg(actor))
     assert [r.error.code if r.error else None for r in answer.results] == [None, "inconsistent_template"]
-
-
-def test_more_templates_do_not_weaken_a_verification(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
-    vectors = rng.normal(size=(50, kith.model().dimension))
-    kith.enroll(gallery, "many", embeddings=list(vectors), allow_inconsistent=True)
-    one = kith.verify(vectors[0], vectors[1], risk={"fmr": 0.001})
-    many = kith.verify(vectors[0], (gallery, "many"), risk={"fmr": 0.001})
-    assert one.threshold is not None
-    assert many.threshold is not None
-    assert many.threshold > one.threshold
-    assert many.risk is not None
-    assert many.risk.fmr == 0.001
 
 
 def test_gallery_settings(kith: Kith, gallery: str) -> None:

@@ -23,7 +23,6 @@ from training.evaluation.embedding import torch_embedder
 from training.export.onnx_export import export_recognizer
 from training.optimization.distillation import Distillation, load_teacher
 from training.optimization.loop import to_tensor
-from training.optimization.objective import build_losses
 from training.optimization.run_folder import load_run
 from training.run.train import train_recognizer
 
@@ -93,14 +92,6 @@ def test_a_student_comes_closer_to_its_teacher(folder: Path, tmp_path: Path) -> 
     )
     teacher = load_teacher(tmp_path / "teacher")(to_tensor(crops)).numpy()
     assert (taught(crops) * teacher).sum(1).mean() > (untaught(crops) * teacher).sum(1).mean() + 0.2
-
-
-@pytest.mark.parametrize("head", ["none", "agents"])
-def test_a_head_without_a_loss_needs_a_term_or_a_teacher(folder: Path, tmp_path: Path, head: str) -> None:
-    alone = tiny_run(folder, tmp_path, head)
-    with pytest.raises(ConfigError, match=f"Head {head} needs a term .* or a teacher"):
-        build_losses(alone, 8)
-    build_losses(replace(alone, distill=DistillConfig(tmp_path)), 8)  # it is not loaded
 
 
 def test_other_dimensions_are_projected_and_saved(folder: Path, tmp_path: Path, pack: ModelPack) -> None:

@@ -26,7 +26,6 @@ from tests.training.mxnet_files import write_bin
 from tests.training.runs import BATCH, PEOPLE, PLAIN, SIDE, STEPS_PER_EPOCH, TINY, losses, tiny_run, write_people
 from training.backbones import build_backbone
 from training.config import ConfigError, HeadConfig, LoopConfig, RunConfig, TermConfig
-from training.data.batches import copy_to_device
 from training.data.identities import load_identities
 from training.data.sampling import BatchSampler
 from training.errors import NonFiniteLossError
@@ -363,17 +362,6 @@ def test_ranks_have_equally_many_images_and_norms_of_their_own_on_cpus(
             fit(build_backbone(config.backbone, SIDE), objective, data, config)
 
 
-def test_sampling_all_classes_equals_the_full_classifier(folder: Path, tmp_path: Path) -> None:
-    """Partial FC at 1.0 in one process; with several, and every head, see test_partial_fc."""
-    base = gentle(tiny_run(folder, tmp_path / "full", epochs=1), "magface")
-    full = train_recognizer(base)
-    part = train_recognizer(replace(base, output=tmp_path / "part", loop=replace(base.loop, class_sampling=1.0)))
-    one, other = ([float(v) for _, v in losses(tmp_path / name)] for name in ("full", "part"))
-    assert one == pytest.approx(other, rel=1e-5)
-    kept = [torch.load(c.path, weights_only=True)["head"]["weight"] for c in (full, part)]
-    assert torch.allclose(kept[0], kept[1], atol=1e-5)
-
-
 def test_sharded_and_full_runs_share_checkpoints(folder: Path, tmp_path: Path) -> None:
     """Also the optimizer's memory: what one began the other ends with the losses of an uninterrupted run."""
     whole = gentle(tiny_run(folder, tmp_path / "whole", epochs=4), "cosface")
@@ -533,12 +521,6 @@ def test_a_log_is_truncated_and_loses_incomplete_lines(tmp_path: Path) -> None:
     assert log.read_text().split() == ["step,loss", "1,0.5", "2,0.25"]
     truncate_log(tmp_path / "new.csv", 0, ("step", "loss"))
     assert (tmp_path / "new.csv").read_text().split() == ["step,loss"]
-
-
-def test_a_memory_map_is_copied_in_pieces(rng: np.random.Generator, tmp_path: Path) -> None:
-    np.save(tmp_path / "crops.npy", rng.integers(0, 255, (11, 4, 4, 3), dtype=np.uint8))
-    crops = np.load(tmp_path / "crops.npy", mmap_mode="r")
-    assert np.array_equal(copy_to_device(torch.device("cpu"), crops, block=3).numpy(), crops)
 
 
 def test_a_sharded_head_moves_devices_and_checks_saved_classes(folder: Path, tmp_path: Path) -> None:

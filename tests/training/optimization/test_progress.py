@@ -127,9 +127,3 @@ def test_split_classes_have_the_accuracy_of_all() -> None:
     assert whole.accuracy is not None
     assert split.accuracy is not None
     assert float(split.accuracy) == float(whole.accuracy)
-
-
-def test_heads_without_classes_have_no_accuracy() -> None:
-    head = build_head(HeadConfig("none"), 16, 12).train()
-    head(torch.randn(4, 16), torch.zeros(4, dtype=torch.long))
-    assert head.accuracy is None

@@ -55,17 +55,16 @@ def test_dense_documents_are_refused_before_they_are_parsed(case: str) -> None:
         read(DENSE[case], IdentifyIn, numbers=numbers)
 
 
-@pytest.mark.parametrize("depth", [50, 100, 101, 250, 1000, MAX_VALUES - 10])
-def test_nested_metadata_are_stored_unchanged_or_refused(server: str, gallery: str, depth: int) -> None:
-    value = "[" * depth + "]" * depth
-    subject = f"{server}/v1/galleries/{gallery}/subjects/deep"
-    stored = httpx.put(subject, content=f'{{"metadata": {{"k": {value}}}}}', headers=JSON)
-    if stored.status_code == 201:
-        assert depth <= 100
-        assert value in httpx.get(subject).text.replace(" ", "")
-    else:
-        check(stored, 422, "invalid_request")
-    httpx.delete(subject)
+def test_nested_metadata_are_stored_unchanged_or_refused(server: str, gallery: str) -> None:
+    for depth in (50, 100, 101, 250, 1000, MAX_VALUES - 10):
+        value = "[" * depth + "]" * depth
+        subject = f"{server}/v1/galleries/{gallery}/subjects/deep{depth}"
+        stored = httpx.put(subject, content=f'{{"metadata": {{"k": {value}}}}}', headers=JSON)
+        if stored.status_code == 201:
+            assert depth <= 100
+            assert value in httpx.get(subject).text.replace(" ", "")
+        else:
+            check(stored, 422, "invalid_request")
 
 
 def test_photos_and_embeddings_do_not_count_as_values() -> None:
