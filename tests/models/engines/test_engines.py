@@ -18,6 +18,7 @@ from models.engines.selection import (
     EngineChoice,
     EnginePreference,
     PrecisionsByEngine,
+    available_precisions,
     choose_engine,
     open_fp32,
     open_network,
@@ -118,6 +119,22 @@ def test_a_pinned_precision_may_be_slow_but_must_exist(monkeypatch: pytest.Monke
         else:
             with pytest.raises(RuntimeUnavailableError, match="no bf16 on this processor"):
                 choose_engine(spec(), EnginePreference(precision="bf16"), OLD)
+
+
+def test_each_engine_gives_the_same_vectors(rng: np.random.Generator) -> None:
+    crops = rng.standard_normal((11, 3, 112, 112)).astype(np.float32)
+    pack = load_pack(BUNDLED_PACK)
+    wanted = open_network(pack.recognition, EnginePreference("onnxruntime", "fp32")).run(crops)[0]
+    for engine in available_precisions():
+        network = open_network(pack.recognition, EnginePreference(engine, "fp32"))
+        assert (network.engine, network.precision, network.reason) == (engine, "fp32", "pinned")
+        np.testing.assert_allclose(network.run(crops)[0], wanted, atol=1e-3 * np.abs(wanted).max())
+
+
+def test_an_invalid_file_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "x.onnx").write_bytes(b"not a network")
+    with pytest.raises(PackError, match=r"x\.onnx"):
+        open_network(replace(spec(), path=tmp_path / "x.onnx"), EnginePreference())
 
 
 @pytest.fixture

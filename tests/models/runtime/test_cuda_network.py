@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, load_model_from_string, save
 
-from models.errors import RuntimeUnavailableError
+from models.errors import PackError, RuntimeUnavailableError
 from models.pack.manifest import ModelPack
 from models.runtime import cuda_network
 from models.runtime.cuda_network import CUDA, CudaNetwork, Device, convert_to_fp16, diagnose_cuda, visible_gpus
@@ -176,3 +176,11 @@ def test_all_device_failures_raise_one_error_type(pack: ModelPack) -> None:
     """The caller catches this type to fall back to the CPU."""
     with pytest.raises(RuntimeUnavailableError, match="InvalidArgument"):
         CudaNetwork(pack.recognition.path, [(1, 3, 56, 56)], np.zeros((1, 3, 56, 56), np.float32), HERE)
+
+
+def test_an_invalid_file_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "x.onnx").write_bytes(b"not a network")
+    with pytest.raises(RuntimeUnavailableError, match=r"x\.onnx"):
+        convert_to_fp16(tmp_path / "x.onnx")
+    with pytest.raises(PackError, match=r"x\.onnx"):
+        CudaNetwork(tmp_path / "x.onnx", [(1, *CROP)], np.zeros((1, *CROP), np.float32), Device("cpu"))

@@ -78,6 +78,7 @@ HOSTILE: dict[str, tuple[onnx.ModelProto, str]] = {
     "IR of the future": (edited(lambda m: setattr(m, "ir_version", 99)), "IR version 99"),
     "no IR": (edited(lambda m: m.ClearField("ir_version")), "IR version 0"),
     "opset of the future": (edited(lambda m: setattr(m.opset_import[0], "version", 99)), "opset 99"),
+    "no opset": (edited(lambda m: m.ClearField("opset_import")), "opset 0"),
     "custom operator": (network(helper.make_node("Steal", ["x"], ["z"], domain="evil")), "'Steal' of 'evil'"),
     "runtime's internal operator": (
         network(helper.make_node("EPContext", ["x"], ["z"], domain="com.microsoft")),
@@ -102,6 +103,8 @@ HOSTILE: dict[str, tuple[onnx.ModelProto, str]] = {
         "another",
     ),
     "too few bytes": (with_weight(raw_data=b"\0" * 20), "20 bytes or numbers, its shape needs 24"),
+    "too many bytes": (with_weight(raw_data=b"\0" * 28), "28 bytes"),
+    "too few numbers": (with_weight(float_data=[1.0]), "1 bytes or numbers"),
     "negative side": (with_weight(dims=[-2, -3], raw_data=b"\0" * 24), "exceeds the limits"),
     "sides that overflow": (with_weight(dims=[HUGE, 4], raw_data=b""), "exceeds the limits"),
     "too many sides": (with_weight(dims=[1] * 9, raw_data=b"\0" * 4), "exceeds the limits"),
@@ -279,3 +282,10 @@ def test_malformed_manifests_are_rejected(untrusted: Path, text: str) -> None:
     (untrusted / MANIFEST_FILE).write_text(text)
     with pytest.raises(PackError):
         load_pack(untrusted)
+
+
+def test_excessive_sizes_are_rejected(untrusted: Path) -> None:
+    for field, value in (("input_size", [10**6, 10**6]), ("embedding_dimension", 10**9)):
+        _manifest(untrusted, lambda m, f=field, v=value: m["tasks"]["recognition"].update({f: v}))  # type: ignore[misc]
+        with pytest.raises(PackError, match="less than or equal to"):
+            load_pack(untrusted)

@@ -13,12 +13,14 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from models.engines.selection import EnginePreference, open_network
+from models.engines.selection import EnginePreference, open_network, open_on_device
 from models.errors import PackError
 from models.pack.manifest import LIVENESS_ALIGNMENT
+from models.runtime.cuda_network import Device
 from models.runtime.network import Engine, Network
 from models.vision.alignment import STANDARD_ALIGNMENT, standard_alignment
 from models.vision.detection import Detector
+from models.vision.liveness import LivenessClassifier
 from models.vision.recognition import Recognizer
 from models.vision.specs import DetectionSpec, LivenessSpec, Normalization, RecognitionSpec
 from tests.networks import color_network, scrfd_network
@@ -150,6 +152,18 @@ def test_other_recognizers_are_served(what: str, engine: Engine, tmp_path: Path,
     assert sum(network.placement(np.zeros((batch, 3, 112, 112), np.float32)).values()) > 0
 
 
+def test_a_recognizer_with_an_fp16_input_runs_on_a_gpu(tmp_path: Path, rng: np.random.Generator) -> None:
+    """All but CUDA itself."""
+    spec = recognition(color_network(tmp_path / "x.onnx", dtype=TensorProto.FLOAT16))
+    network = open_on_device(spec, Device("cpu"))
+    crops = rng.integers(0, 256, (33, 112, 112, 3), dtype=np.uint8)
+    given = Recognizer(network, spec).embed(crops)
+    wanted = Recognizer(opened(spec, "onnxruntime"), spec).embed(crops)
+    assert (given * wanted).sum(1).min() > 0.999
+    assert network.precision == "fp16"
+    assert sum(network.placement(np.zeros((1, 3, 112, 112), np.float32)).values()) > 0
+
+
 def test_crops_of_another_size_are_served(engine: Engine, tmp_path: Path) -> None:
     spec = replace(
         recognition(color_network(tmp_path / "x.onnx", ["n", 3, 160, 160])), alignment=standard_alignment(160)
@@ -220,6 +234,19 @@ def test_unusable_liveness_networks_are_rejected(what: str, engine: Engine, tmp_
     write, said = UNUSABLE_LIVENESS[what]
     with pytest.raises(PackError, match=said):
         opened(liveness(write(tmp_path / "x.onnx")), engine)
+
+
+def test_infinite_logits_are_rejected(engine: Engine, tmp_path: Path) -> None:
+    path = color_network(tmp_path / "x.onnx", ["n", 3, 80, 80], 2, declared=["n", 2], factor=INF)
+    with pytest.raises(PackError, match="not finite"):
+        opened(liveness(path, live_class=1), engine)
+
+
+def test_a_liveness_network_with_an_fp16_input_is_served(engine: Engine, tmp_path: Path) -> None:
+    path = color_network(tmp_path / "x.onnx", ["n", 3, 80, 80], 2, declared=["n", 2], dtype=TensorProto.FLOAT16)
+    spec = liveness(path, live_class=1)
+    scores = LivenessClassifier(opened(spec, engine), spec).scores(np.full((3, 80, 80, 3), 90, np.uint8))
+    assert ((scores > 0) & (scores < 1)).all()
 
 
 def test_a_network_that_openvino_cannot_run_is_served_by_onnxruntime(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from kith import Kith, KithClientError, Risk
 from models.errors import ModelError
-from models.vision.recognition import l2_normalize
 from service.api.http.access import Authenticator, needs_of
 from service.api.routes import transfer
 from service.app import create_app

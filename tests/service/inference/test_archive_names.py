@@ -44,6 +44,12 @@ def names(tmp_path: Path, payload: bytes) -> list[str]:
     return [member.path for member in iterate_members(path, LIMITS)]
 
 
+def test_a_name_in_utf_8_needs_no_flag(tmp_path: Path) -> None:
+    jose = "José".encode()
+    payload = zip_of((jose + b"/1.jpg", False), (jose + b"/2.jpg", True), (b"ada/1.jpg", False))
+    assert names(tmp_path, payload) == ["José/1.jpg", "José/2.jpg", "ada/1.jpg"]
+
+
 PEOPLE = {
     "gbk": ["石伟", "王伟", "王雪", "表中"],
     "cp932": ["田中", "表示", "ソニア", "能登"],

@@ -124,6 +124,17 @@ def test_the_message_names_new_and_missing_people(tmp_path: Path, people: People
         train_recognizer(config(changed, tmp_path / "run", 2))
 
 
+def test_the_message_names_who_left_where_the_next_person_moves_up(tmp_path: Path, people: People) -> None:
+    def limited(data: DataConfig) -> RunConfig:
+        made = config(data, tmp_path / "run", 1)
+        return replace(made, data=replace(made.data, max_identities=4))
+
+    train_recognizer(limited(write_folder(tmp_path / "data", people)))
+    left = sorted(people)[1]
+    with pytest.raises(ConfigError, match=rf"1 missing \('{left}'\), 1 new or changed \('{sorted(people)[4]}'\)"):
+        train_recognizer(limited(write_folder(tmp_path / "data", {k: v for k, v in people.items() if k != left})))
+
+
 @pytest.mark.parametrize("sharded", [False, True], ids=["whole", "shards"])
 def test_partial_fc_checks_its_classes(tmp_path: Path, people: People, sharded: bool) -> None:
     settings = {"class_sampling": 0.5, "sharded_checkpoint": sharded}
@@ -143,6 +154,12 @@ def test_swapped_labels_of_numbered_people_are_found(tmp_path: Path, people: Peo
     swapped = {**people, "p1": people["p4"], "p4": people["p1"]}
     with pytest.raises(ConfigError, match=r"2 missing, 2 new or changed \('1', '4'\)"):
         train_recognizer(config(write_records(tmp_path / "data", swapped), tmp_path / "run", 2))
+
+
+def test_more_photos_of_the_same_people_are_accepted(tmp_path: Path, people: People) -> None:
+    train_recognizer(config(write_folder(tmp_path / "data", people), tmp_path / "run", 1))
+    more = {**people, "p0": [people["p0"][1], *people["p0"]]}
+    train_recognizer(config(write_folder(tmp_path / "data", more), tmp_path / "run", 2))
 
 
 def test_the_form_of_an_accent_does_not_matter(tmp_path: Path, people: People) -> None:
