@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -61,10 +62,21 @@ def unusual(photo: Image.Image) -> dict[str, Callable[[], bytes]]:
     }
 
 
+SHORT = {
+    *("JPEG", "JPEG, progressive", "PNG, transparent", "WebP, lossless", "WebP, animated"),
+    *("TIFF, floats", "GIF", "AVIF, 10-bit RGBA", "HEIC", "HEIC, 4:4:4 transparent"),
+}
+"""Kinds that each way of estimating has its most in."""
 KINDS = [*encoders(Image.new("RGB", (8, 8))), *unusual(Image.new("RGB", (64, 64)))]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(OTHER_FORMATS)])
+def kinds(own_process: bool) -> list[Any]:
+    """Return the kinds that are decoded in a process of their own, or the others; all but the SHORT ones are long."""
+    chosen = [kind for kind in KINDS if kind.startswith(OTHER_FORMATS) == own_process]
+    return [pytest.param(kind, marks=[] if kind in SHORT else pytest.mark.long) for kind in chosen]
+
+
+@pytest.mark.parametrize("kind", kinds(own_process=False))
 def test_the_estimate_exceeds_the_measured_peak(kind: str) -> None:
     small, large = ((encoders(photo) | unusual(photo))[kind]() for photo in (photo_of(0.05), photo_of(MEGAPIXELS)))
     measured, estimated, pixels = measure_decoding(small, large)
@@ -73,7 +85,7 @@ def test_the_estimate_exceeds_the_measured_peak(kind: str) -> None:
     assert estimated - 5_000_000 >= measured
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith(OTHER_FORMATS)])
+@pytest.mark.parametrize("kind", kinds(own_process=True))
 def test_the_limit_of_a_process_suffices(kind: str) -> None:
     photo = photo_of(6.0)
     payload = (encoders(photo) | unusual(photo))[kind]()
@@ -107,7 +119,16 @@ def memory_limit_for(budget: int) -> int:
     return round(budget / wiring.DECODE_MEMORY_SHARE)
 
 
-@pytest.mark.parametrize("kind", ["PNG, transparent", "WebP, transparent", "TIFF", "GIF", "AVIF", "HEIC", "JPEG, CMYK"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("PNG, transparent", "HEIC"),
+        *(
+            pytest.param(kind, marks=pytest.mark.long)
+            for kind in ("WebP, transparent", "TIFF", "GIF", "AVIF", "JPEG, CMYK")
+        ),
+    ],
+)
 def test_a_server_decodes_large_photos_within_its_memory(kind: str, bounded_server: Running) -> None:
     payload = encoders(photo_of(4.0))[kind]()
     estimated = read_header(payload, LIMITS).peak_bytes - 8_000_000

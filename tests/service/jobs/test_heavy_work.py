@@ -107,7 +107,9 @@ def large(url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return "large"
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "hygiene"), ("POST", "calibrate")])
+@pytest.mark.parametrize(
+    ("method", "path"), [pytest.param("GET", "hygiene", marks=pytest.mark.long), ("POST", "calibrate")]
+)
 def test_photos_are_processed_during_heavy_work(
     url: str, large: str, method: str, path: str, astronaut: NDArray[np.uint8]
 ) -> None:

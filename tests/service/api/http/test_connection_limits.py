@@ -190,6 +190,7 @@ def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             assert time.monotonic() < deadline
 
 
+@pytest.mark.long
 def test_memory_stays_flat(tmp_path: Path) -> None:
     """Peak memory, while eight open connections send megabytes of each attack."""
     server = Server(tmp_path, OMP_NUM_THREADS="1")
