@@ -133,9 +133,7 @@ def test_a_server_decodes_large_photos_within_its_memory(kind: str, bounded_serv
     payload = encoders(photo_of(4.0))[kind]()
     estimated = read_header(payload, LIMITS).peak_bytes - 8_000_000
     assert AT_ONCE * estimated > 1.1 * (BUDGET + SLACK)
-    figures = send_at_once(bounded_server, payload, AT_ONCE)
-    assert figures["statuses"] == {"200": AT_ONCE}
-    assert (figures["peak_mb"] - figures["before_mb"]) * 1e6 < BUDGET + SLACK
+    assert send_at_once(bounded_server, payload, AT_ONCE) < BUDGET + SLACK
 
 
 def test_a_share_is_reserved_in_order_and_returned() -> None:
