@@ -12,9 +12,18 @@ import pytest
 from service.index.milvus import Milvus
 from service.storage.db.engine import Database
 from service.storage.repositories.store import Store
+from tests.conftest import url_maker
 from tests.databases import open_database
 from tests.nodes import Node, Nodes
 from tests.postgres import DatabaseUrl
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseUrl:
+    """Factory of empty databases. PostgreSQL repeats everything in the long tests, and before that only what it does in
+    another way: tests that are marked ON_BOTH.
+    """
+    return url_maker(request, tmp_path)
 
 
 @pytest.fixture

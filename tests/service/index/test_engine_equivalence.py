@@ -10,6 +10,7 @@ from models.vision.recognition import l2_normalize
 from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index import milvus
+from tests.databases import ON_BOTH
 from tests.nodes import Model, Nodes
 from tests.refusals import raises_code
 from tests.service.index.test_gallery import of_some_quality, template
@@ -28,6 +29,7 @@ STEPS = [
 
 
 @pytest.mark.usefixtures("database_url")
+@ON_BOTH
 @pytest.mark.parametrize(
     ("engine", "seed"), [*(("faiss", seed) for seed in range(3, 7)), ("milvus lite", 3), ("milvus server", 3)]
 )

@@ -27,6 +27,7 @@ from service.storage.db.tables import changes, galleries, index_states
 from service.storage.repositories import change_log
 from service.storage.repositories.change_log import INDEX_EXPIRY, MIN_KEPT_LINES, ROWS_PER_READ
 from service.storage.repositories.store import Store
+from tests.databases import ON_BOTH
 
 DIMENSION = 16
 
@@ -46,6 +47,7 @@ def enroll(store: Store, gallery: Gallery, subject: str, vectors: Float) -> None
     store.templates.enroll(gallery, subject, [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in vectors], None)
 
 
+@ON_BOTH
 def test_a_follower_behind_a_trimmed_log_starts_from_a_snapshot(store: Store, rng: np.random.Generator) -> None:
     gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
     vectors = l2_normalize(rng.normal(size=(12, DIMENSION)))
@@ -155,6 +157,7 @@ def test_an_abandoned_index_does_not_hold_the_log(database: Database, store: Sto
     assert store.changes.trim(gallery, keep=1) == 5
 
 
+@ON_BOTH
 def test_closing_waits_for_no_database(
     database: Database, store: Store, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +211,7 @@ def test_an_empty_log_after_shortening_is_not_a_beginning(store: Store, rng: np.
     assert follower.sequence() == 2
 
 
+@ON_BOTH
 def test_many_threads_see_acknowledged_writes(store: Store) -> None:
     """Each thread enrolls a subject and finds it at once, while small segments are rebuilt continuously."""
     gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(index="compact"))

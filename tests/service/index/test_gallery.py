@@ -32,7 +32,7 @@ from service.storage.db import engine
 from service.storage.db.row_sealing import labels_of
 from service.storage.db.tables import labels, metadata, subjects
 from service.storage.repositories.store import Store
-from tests.databases import engine_of, open_database
+from tests.databases import ON_BOTH, engine_of, open_database
 from tests.refusals import raises_code
 from tests.service.domain.test_fusion import fused_similarity
 
@@ -78,6 +78,7 @@ def run(url: str, statement: str) -> list[str]:
     return found
 
 
+@ON_BOTH
 def test_a_new_database_has_the_tables_and_the_newest_revision(url: str) -> None:
     for _ in range(2):
         with closing(open_database(url)) as database, database.engine.connect() as connection:
@@ -85,6 +86,7 @@ def test_a_new_database_has_the_tables_and_the_newest_revision(url: str) -> None
         assert run(url, "SELECT version_num FROM alembic_version") == ["0200"]
 
 
+@ON_BOTH
 def test_the_database_of_an_earlier_release_is_upgraded(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +146,7 @@ def test_names_are_unique_and_keys_never_return(store: Store, gallery: Gallery) 
     assert store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings()).pk != gallery.pk
 
 
+@ON_BOTH
 def test_a_snapshot_is_everybody_at_one_moment(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
     empty = store.changes.snapshot(gallery)
     assert (empty.sequence, empty.vectors.shape) == (0, (0, DIMENSION))
@@ -195,6 +198,7 @@ def of_some_quality(vector: Float, rng: np.random.Generator) -> NewTemplate:
     return NewTemplate(uuid.uuid4().hex, vector, "photo", {"score": round(float(rng.random()), 3)})
 
 
+@ON_BOTH
 def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
     store.subjects.put(gallery, "a", "Ada", {"floor": 1}, ["night"])
     store.subjects.put(gallery, "b", None, {"floor": 1.0, "desk": {"x": 1, "y": [2.0]}}, ["day", "night"])
@@ -225,6 +229,7 @@ def test_a_database_of_another_kind_is_refused(tmp_path: Path) -> None:
         open_database("mysql://localhost/kith")
 
 
+@ON_BOTH
 def test_a_filter_that_very_many_pass_costs_a_search_little(store: Store, gallery: Gallery) -> None:
     """Measured against reading the rows of the same keys one by one, which is what costs."""
     count = 6_000

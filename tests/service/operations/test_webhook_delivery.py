@@ -29,6 +29,7 @@ from service.storage.repositories import receivers as places
 from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
+from tests.databases import ON_BOTH
 from tests.receivers import Receiver, receiving
 from tests.refusals import raises_code
 
@@ -102,6 +103,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
+@ON_BOTH
 def test_events_arrive_signed_and_in_order(database: Database, gallery: Gallery, receiver: Receiver) -> None:
     webhook = subscribe(database, receiver)
     other = Store(database).galleries.create("h", "f" * 32, 8, GallerySettings())
@@ -228,6 +230,7 @@ def test_a_receiver_that_is_gone_or_fails_for_a_week_is_switched_off_until_a_rep
     assert len({message.id for message in receiver.messages}) == 3
 
 
+@ON_BOTH
 def test_no_clock_delays_an_event(
     database: Database, gallery: Gallery, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +323,7 @@ def test_other_addresses_are_refused(url: str) -> None:
     run(work)
 
 
+@ON_BOTH
 def test_one_process_sends_and_the_next_takes_over(database: Database, gallery: Gallery, receiver: Receiver) -> None:
     subscribe(database, receiver)
 

@@ -38,7 +38,7 @@ from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from service.usecases import albums as usecase
 from tests.conftest import jpeg
-from tests.databases import open_database
+from tests.databases import ON_BOTH, open_database
 from tests.postgres import DatabaseUrl
 from tests.service.usecases.test_bulk_enrollment import Bytes, as_zip, has_done, is_eventually
 
@@ -369,6 +369,7 @@ def test_an_album_has_bounds(
     assert domain.MAX_FACES == 10_000
 
 
+@ON_BOTH
 def test_requests_at_the_same_time_do_not_exceed_the_number_of_albums(
     database_url: DatabaseUrl, monkeypatch: pytest.MonkeyPatch
 ) -> None:

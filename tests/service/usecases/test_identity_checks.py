@@ -19,7 +19,7 @@ from service.domain.gallery import GallerySettings, IdempotentResponse, NewTempl
 from service.server import embedded
 from service.settings import load_settings
 from service.storage.repositories.store import Store
-from tests.databases import open_database
+from tests.databases import ON_BOTH, open_database
 from tests.postgres import DatabaseUrl
 
 AT_ONCE = 12
@@ -47,6 +47,7 @@ def at_once(enroll: Callable[[int], object]) -> Counter[str]:
         return Counter(threads.map(outcome, range(AT_ONCE)))
 
 
+@ON_BOTH
 def test_enrollments_at_once_are_checked_against_each_other(urls: list[str], rng: np.random.Generator) -> None:
     with ExitStack() as stack:
         kiths = [stack.enter_context(Kith(urls[n % len(urls)], attempts=1)) for n in range(AT_ONCE)]
