@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -455,15 +454,3 @@ def test_other_refusals(http: httpx.Client, request_: str, options: dict[str, An
 def test_a_405_names_all_methods_of_the_path(http: httpx.Client, request_: str, allowed: str) -> None:
     answer = ask(http, request_)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
-
-
-def test_a_body_beyond_the_limit_is_refused_before_it_is_sent(server: str) -> None:
-    url = httpx.URL(server)
-    with socket.create_connection((url.host, url.port or 80), timeout=60) as connection:
-        connection.sendall(
-            b"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Content-Length: 10000000000\r\nConnection: close\r\n\r\n{"
-        )
-        answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
-    assert answer.startswith("HTTP/1.1 413")
-    assert "request_too_large" in answer
