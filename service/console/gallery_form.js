@@ -14,30 +14,7 @@ const DEFAULT = {
   liveness_threshold: null,
   review_factor: 10,
   one_face_per_person: true,
-  index: "auto",
-  recall: 0.999,
-  quality_gate: {
-    min_eye_distance_px: 12,
-    min_sharpness: 2,
-    min_brightness: 25,
-    max_brightness: 235,
-    min_contrast: 10,
-    max_abs_yaw: 0.75,
-  },
 };
-const INDEX = [
-  ["auto", "Automatic, by gallery size"],
-  ["exact", "Exact: compare every photo"],
-  ["compact", "Compact codes (large galleries)"],
-];
-const GATE = [
-  ["min_eye_distance_px", "Minimum eye distance, in pixels"],
-  ["min_sharpness", "Minimum sharpness"],
-  ["min_brightness", "Minimum brightness (0 to 255)"],
-  ["max_brightness", "Maximum brightness (0 to 255)"],
-  ["min_contrast", "Minimum contrast"],
-  ["max_abs_yaw", "Maximum turn (0 frontal, 1 profile)"],
-];
 
 /** Fields for the settings `from`. The result has `elements`, and `read()` for the changed settings. */
 export function galleryForm(from = DEFAULT) {
@@ -65,9 +42,6 @@ export function galleryForm(from = DEFAULT) {
   const liveFrom = number(from.liveness_threshold, { min: 0, max: 1, placeholder: "model default" });
   const review = number(from.review_factor, { min: 1, max: 1000, required: true });
   const once = checked(from.one_face_per_person);
-  const index = choice(INDEX, { value: from.index });
-  const recall = number(from.recall, { min: 0.5, max: 1, required: true });
-  const gate = GATE.map(([name, label]) => [name, label, number(from.quality_gate[name], { min: 0, required: true })]);
 
   const chosenRisk = () =>
     risk.value === "as-it-is"
@@ -94,9 +68,6 @@ export function galleryForm(from = DEFAULT) {
     liveness_threshold: or(liveFrom),
     review_factor: review.valueAsNumber,
     one_face_per_person: once.checked,
-    index: index.value,
-    recall: recall.valueAsNumber,
-    quality_gate: Object.fromEntries(gate.map(([name, , input]) => [name, input.valueAsNumber])),
   });
   const tick = (input, label, hint) => h("div.field", [ticked(input, label), h("p.hint", hint)]);
   const advanced = folded("Advanced", [
@@ -108,9 +79,6 @@ export function galleryForm(from = DEFAULT) {
       "One face per person",
       "Names a person in one face of a photo only. Clear it for collages of different photos.",
     ),
-    h("fieldset.stack", [h("legend", "Quality limits"), gate.map(([, label, input]) => field(label, input))]),
-    field("Index", index),
-    field("Minimum recall of the index", recall, "0.5 to 1. Below it, every photo is compared."),
   ]);
   // The browser shows validation errors only on visible fields. The event does not bubble.
   advanced.addEventListener("invalid", () => (advanced.open = true), { capture: true });

@@ -16,9 +16,7 @@ import * as hygiene from "./pages/hygiene.js";
 import * as identify from "./pages/identify.js";
 import * as jobs from "./pages/jobs.js";
 import * as keys from "./pages/keys.js";
-import * as migration from "./pages/migration.js";
 import * as enroll from "./pages/enroll.js";
-import * as recognizers from "./pages/recognizers.js";
 import * as risk from "./pages/risk.js";
 import * as settings from "./pages/settings.js";
 import * as subject from "./pages/subject.js";
@@ -36,14 +34,12 @@ const PAGES = [
   ["/galleries/:gallery/albums/:album", album],
   ["/galleries/:gallery/risk", risk],
   ["/galleries/:gallery/hygiene", hygiene],
-  ["/galleries/:gallery/recognizer", migration],
   ["/galleries/:gallery/settings", settings],
   ["/galleries/:gallery/subjects/:subject", subject],
   ["/jobs", jobs],
   ["/health", health],
   ["/settings/keys", keys],
   ["/settings/audit", audit],
-  ["/settings/recognizers", recognizers],
   ["/settings/webhooks", webhooks],
 ];
 const PLACES = [

@@ -3,7 +3,6 @@
 import { EVENTS, call } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { labelWidths } from "./layout.js";
-import { orientationOfWebp, upright } from "./orientation.js";
 import { button, dialog, tell } from "./ui.js";
 
 /** Data passed between pages: a photo with the box of a face to enroll, and the photos to return to with the current
@@ -15,34 +14,25 @@ const ACCEPT = "image/*,.heic,.heif,.avif,.tif,.tiff";
 
 /**
  * Return a photo for display: `file`, `url`, and `width`, `height` in upright pixels. `drawable` is false if the browser
- * cannot show the format (HEIC, TIFF). The sizes are then null until the service returns them.
+ * cannot show it upright (HEIC, TIFF, WebP with EXIF data). The sizes are then null until the service returns them.
  */
 export async function open(file, signal) {
   EVENTS.dispatchEvent(new Event("work"));
-  const shown = file.type === "image/webp" ? await turned(file) : file;
-  const url = URL.createObjectURL(shown);
+  const url = URL.createObjectURL(file);
   const over = () => setTimeout(() => URL.revokeObjectURL(url), 60_000);
   if (signal.aborted) over();
   else signal.addEventListener("abort", over);
   const image = new Image();
   image.src = url;
-  const drawable = (await image.decode().catch(() => false)) !== false;
+  const drawable = !(await hasWebpExif(file)) && (await image.decode().catch(() => false)) !== false;
   const [width, height] = drawable ? [image.naturalWidth, image.naturalHeight] : [null, null];
   return { file, url, drawable, image, width, height };
 }
 
-/** An upright copy of a WebP, for display. The original file is uploaded. */
-async function turned(file) {
-  const orientation = orientationOfWebp(await file.arrayBuffer());
-  if (orientation === 1) return file;
-  const lying = await createImageBitmap(file, { imageOrientation: "none" }).catch(() => null);
-  if (lying === null) return file;
-  const { width, height } = lying;
-  const canvas = h("canvas", orientation < 5 ? { width, height } : { width: height, height: width });
-  const context = canvas.getContext("2d");
-  context.setTransform(...upright(orientation, width, height));
-  context.drawImage(lying, 0, 0);
-  return await new Promise((resolve) => canvas.toBlob(resolve, "image/webp", 0.95));
+/** Browsers ignore the orientation in the EXIF data of a WebP (RFC 9649), and the boxes are those of the upright photo. */
+async function hasWebpExif(file) {
+  const head = new Uint8Array(await file.slice(0, 21).arrayBuffer());
+  return String.fromCharCode(...head.slice(8, 16)) === "WEBPVP8X" && (head[20] & 8) !== 0;
 }
 
 /** The body of a request with one photo. A risk goes as its form, such as `preset`. */
@@ -73,12 +63,6 @@ export async function measure(photo, faces, signal) {
   }
 }
 
-/** A JPEG copy with sides of at most `most` pixels. */
-export async function smaller(photo, most = 3000) {
-  const scale = Math.min(1, most / Math.max(photo.width, photo.height));
-  return await drawn(photo, [0, 0, photo.width, photo.height], scale);
-}
-
 /** A photo of one face and its surroundings. Other faces are painted over. */
 export async function cropped(photo, face, others) {
   const [x0, y0, x1, y1] = face.box;
@@ -86,20 +70,13 @@ export async function cropped(photo, face, others) {
   const [left, top] = [x0 - room, y0 - room].map((at) => Math.max(0, Math.floor(at)));
   const [right, bottom] = [x1 + room, y1 + room].map(Math.ceil);
   const around = [left, top, Math.min(photo.width, right), Math.min(photo.height, bottom)];
-  return await drawn(photo, around, 1, { hidden: others.map((other) => other.box), shown: face.box });
-}
-
-async function drawn(photo, [x0, y0, x1, y1], scale, { hidden = [], shown } = {}) {
-  const canvas = h("canvas", { width: Math.round((x1 - x0) * scale), height: Math.round((y1 - y0) * scale) });
+  const canvas = h("canvas", { width: around[2] - left, height: around[3] - top });
   const context = canvas.getContext("2d");
-  context.drawImage(photo.image, x0, y0, x1 - x0, y1 - y0, 0, 0, canvas.width, canvas.height);
+  const moved = ([a, b, c, d]) => [a - left, b - top, c - a, d - b];
+  context.drawImage(photo.image, -left, -top);
   context.fillStyle = "#808080";
-  const moved = ([a, b, c, d]) => [a - x0, b - y0, c - a, d - b].map((value) => value * scale);
-  for (const box of hidden) context.fillRect(...moved(box));
-  if (hidden.length) {
-    const [a, b, c, d] = shown; // restore overlaps with hidden faces
-    context.drawImage(photo.image, a, b, c - a, d - b, ...moved(shown));
-  }
+  for (const other of others) context.fillRect(...moved(other.box));
+  context.drawImage(photo.image, x0, y0, x1 - x0, y1 - y0, ...moved(face.box)); // restore overlaps with hidden faces
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.95));
   return new File([blob], photo.file.name.replace(/(\.\w+)?$/, ".jpg"), { type: "image/jpeg" });
 }
@@ -121,10 +98,9 @@ export function thumbnail(photo, box, size = 72) {
 
 /**
  * The photo with its faces. `marks`: {face, outcome, label, name}; `name` is written below the box. `onChoose(i)` makes each
- * box a button. `onPoint(i, on)` reports the box with pointer or focus; `point(i, on)` of the element highlights a box, and
- * `zoom()` returns the buttons that enlarge the photo.
+ * box a button. `onPoint(i, on)` reports the box with pointer or focus; `point(i, on)` of the element highlights a box.
  */
-export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt = "The photo" } = {}) {
+export function stage(photo, marks, { onChoose, onPoint, alt } = {}) {
   const share = (value, whole) => `${(value / whole) * 100}%`;
   const all = marks.map(({ face }) => face.box);
   const widths = labelWidths(all, photo.width);
@@ -147,64 +123,18 @@ export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt 
     for (const name of ["pointerleave", "blur"]) box.addEventListener(name, () => onPoint?.(i, false));
     return box;
   });
-  const dots = marks.flatMap(({ face }) =>
-    face.landmarks.map(([x, y]) =>
-      h("span.landmark", { style: { left: share(x, photo.width), top: share(y, photo.height) } }),
-    ),
-  );
   const ratio = { "aspect-ratio": `${photo.width} / ${photo.height}` };
   const picture = photo.drawable
     ? h("img", { src: photo.url, alt, width: photo.width, height: photo.height })
     : h("div.undrawable", { role: "img", "aria-label": alt, style: ratio });
-  const view = h("div.stage-view", h("div.stage-frame", [picture, dots, boxes]));
-  const props = {
-    class: `stage ${landmarks ? "with-landmarks" : ""}`,
-    style: { "--ratio": photo.width / photo.height },
-  };
+  const props = { style: { "--ratio": photo.width / photo.height } };
   const unshown = "This browser cannot show this format. Kith can read it: the boxes show the faces.";
-  const element = h("figure", props, [view, !photo.drawable && h("figcaption.hint", unshown)]);
-  element.point = (i, on) => {
-    boxes[i]?.classList.toggle("pointed", on);
-    if (on && boxes[i]) center(view, boxes[i]);
-  };
-  element.zoom = () => zoomButtons(element, view);
-  element.showLandmarks = (on) => element.classList.toggle("with-landmarks", on);
+  const element = h("figure.stage", props, [
+    h("div.stage-frame", [picture, boxes]),
+    !photo.drawable && h("figcaption.hint", unshown),
+  ]);
+  element.point = (i, on) => boxes[i]?.classList.toggle("pointed", on);
   return element;
-}
-
-const ZOOMS = [1, 1.5, 2, 3, 4];
-
-/** Buttons that enlarge the photo in its frame, which then scrolls. The middle of the view stays. */
-function zoomButtons(element, view) {
-  let at = 0;
-  const to = (step) => {
-    const middle = [
-      (view.scrollLeft + view.clientWidth / 2) / view.scrollWidth,
-      (view.scrollTop + view.clientHeight / 2) / view.scrollHeight,
-    ];
-    at = Math.max(0, Math.min(ZOOMS.length - 1, at + step));
-    view.style.setProperty("--height", `${view.clientHeight}px`);
-    element.classList.toggle("zoomed", at > 0);
-    element.style.setProperty("--zoom", ZOOMS[at]);
-    view.scrollTo(
-      middle[0] * view.scrollWidth - view.clientWidth / 2,
-      middle[1] * view.scrollHeight - view.clientHeight / 2,
-    );
-    out.disabled = at === 0;
-    into.disabled = at === ZOOMS.length - 1;
-  };
-  const out = button("Zoom out", () => to(-1), { kind: "quiet", icon: "minus", disabled: true });
-  const into = button("Zoom in", () => to(1), { kind: "quiet", icon: "plus" });
-  return h("div.actions.zoom", [out, into]);
-}
-
-/** Scroll an enlarged photo so that the face is in view. The page itself does not scroll. */
-function center(view, box) {
-  const [outer, inner] = [view.getBoundingClientRect(), box.getBoundingClientRect()];
-  if (inner.left < outer.left || inner.right > outer.right)
-    view.scrollLeft += (inner.left + inner.right - outer.left - outer.right) / 2;
-  if (inner.top < outer.top || inner.bottom > outer.bottom)
-    view.scrollTop += (inner.top + inner.bottom - outer.top - outer.bottom) / 2;
 }
 
 /**
@@ -232,22 +162,15 @@ export function picker(
     ]),
   ]);
   const taken = (transfer) => [...(transfer?.files ?? [])].slice(0, multiple ? undefined : 1);
-  let inside = 0;
   const mark = (on) => element.classList.toggle("over", on);
   const listen = (name, handler) => within.addEventListener(name, handler, { signal });
-  listen("dragenter", (event) => {
-    if (![...(event.dataTransfer?.types ?? [])].includes("Files")) return;
-    inside += 1;
-    mark(true);
+  listen("dragover", (event) => {
+    event.preventDefault();
+    mark(event.dataTransfer?.types.includes("Files"));
   });
-  listen("dragleave", () => {
-    inside = Math.max(0, inside - 1);
-    mark(inside > 0);
-  });
-  listen("dragover", (event) => event.preventDefault());
+  listen("dragleave", (event) => within.contains(event.relatedTarget) || mark(false));
   listen("drop", (event) => {
     event.preventDefault();
-    inside = 0;
     mark(false);
     const files = taken(event.dataTransfer);
     if (files.length) onPhotos(files);

@@ -15,7 +15,6 @@ const OF_GALLERY = [
 const OF_SERVICE = [
   ["/keys", "API keys", "key"],
   ["/audit", "Audit", "docs"],
-  ["/recognizers", "Recognizers", "move"],
   ["/webhooks", "Webhooks", "upload"],
 ];
 

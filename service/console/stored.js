@@ -18,25 +18,9 @@ export class Pictures {
     this.#signal = signal;
   }
 
-  /** The person's best photo. */
-  person(subject, alt) {
-    return this.#picture({ subject }, alt);
-  }
-
-  photo(subject, template, alt) {
-    return this.#picture({ subject, template }, alt);
-  }
-
-  stranger(stranger, alt) {
-    return this.#picture({ stranger }, alt);
-  }
-
-  albumFace(album, face, alt) {
-    return this.#picture({ album, face }, alt);
-  }
-
-  /** A thumbnail that stays blank, with the reason, if no crop is stored or the key may not read it. */
-  #picture(whose, alt) {
+  /** A thumbnail of a crop as POST /crops names it: `{subject}` (the best photo), `{subject, template}`, `{stranger}` or
+   * `{album, face}`. It stays blank, with the reason, if no crop is stored or the key may not read it. */
+  of(whose, alt) {
     const blank = h("span.thumb.blank", { "aria-hidden": "true" }, icon("enroll"));
     const place = h("span.thumb-place", blank);
     const load = this.#load(whose);

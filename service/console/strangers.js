@@ -67,7 +67,7 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
     button(label, () => run(one), { ...props, "aria-label": `${does} stranger ${words.strangerId(one)}`, small: true });
 
   function face({ id }) {
-    if (!portraits.has(id)) portraits.set(id, pictures.stranger(id, ""));
+    if (!portraits.has(id)) portraits.set(id, pictures.of({ stranger: id }, ""));
     return portraits.get(id);
   }
 

@@ -264,38 +264,17 @@ export function summary(results) {
 /** Return whether the same request can succeed later or with another key. */
 export const mayPass = (error) => [0, 401, 403, 429].includes(error.status) || error.status >= 500 || !error.code;
 
-/** An API problem in whole sentences: the service's, but what the console offers instead of fields, commands and headers. */
+/** An API problem in whole sentences. */
 export function problem({ code, title, message, remedy, document = {} }) {
-  const text = code === "low_quality" ? lowQuality(document) : sentence(message);
-  return { title, text, remedy: REMEDIES[code] ?? sentence(remedy) };
+  const { reasons = [], quality: measured } = document;
+  const why = code === "low_quality" && reasons.map((name) => reason(name, { quality: measured }));
+  return { title, text: why.length > 0 ? join(...why) : sentence(message), remedy: sentence(remedy) };
 }
 
-/** A refused item of a job or an import: what happened, and what to do. */
+/** A refused item of a job: what happened, and what to do. */
 export function refusal(document) {
   const { text, remedy } = problem({ ...document, message: document.detail || document.title, document });
   return [text, remedy];
-}
-
-const REMEDIES = {
-  several_faces: "Retry it with the largest face, or use a photo of one person.",
-  duplicate_subject: "If it is the same person, add the photo there.",
-  inconsistent_template: "Check that it is the right person.",
-  low_quality: "Use a sharper, brighter, more frontal photo.",
-  not_live: "Take a photo of the person, with space around the face.",
-  overloaded: "Try again in a moment.",
-  forbidden: "Use another key, or ask the operator of the service for one.",
-  unauthorized: "Enter it under “Your key”.",
-  gallery_not_found: "Choose another gallery.",
-  subject_not_found: "The person may have been deleted. See the list of people.",
-  subject_exists: "Choose another id, or add the photo there.",
-};
-
-function lowQuality({ reasons = [], quality: measured }) {
-  const outside = measured ? qualities({ ...measured, reasons }).filter(([, , fine]) => !fine) : [];
-  const values = outside.map(([name, value]) => `${name}: ${value}`).join("; ");
-  const why = reasons.map((name) => reason(name, { quality: measured }));
-  if (why.length === 0) why.push("This face would often be missed or confused with others.");
-  return join(...why, values && `(${values}.)`);
 }
 
 /** A text with an upper-case first letter and a full stop. Quoted and typed text at the start stays as it is. */
@@ -346,14 +325,27 @@ export function tags(text) {
 export const typedTags = (list) =>
   list.map((one) => (/^"|,|^\s|\s$/.test(one) ? `"${one.replaceAll('"', '""')}"` : one)).join(", ");
 
-/** A metadata value as typed text: plain, or JSON if plain text would be read as another value. */
-export function typed(value) {
+/** Metadata as text, a line each: `room: 12`. A value is plain text, or JSON if plain text would be read as another value. */
+export const typedMetadata = (metadata) =>
+  Object.entries(metadata)
+    .map(([name, value]) => `${/^"|:|^\s|\s$/.test(name) ? JSON.stringify(name) : name}: ${typed(value)}`)
+    .join("\n");
+
+function typed(value) {
   const plain = typeof value === "string" && value === value.trim() && !/[\r\n]/.test(value);
   return plain && readTyped(value) === value ? value : JSON.stringify(value);
 }
 
-/** The inverse of `typed`: JSON if it parses (12, true, "12"), otherwise text. */
-export function readTyped(text) {
+/** The inverse of `typedMetadata`. */
+export function readMetadata(text) {
+  const lines = [...text.matchAll(/^[^\S\n]*("(?:[^"\\]|\\.)*"|[^:\n]*?)[^\S\n]*:(.*)$/gm)];
+  return Object.fromEntries(
+    lines.map(([, name, value]) => [/^"/.test(name) ? String(readTyped(name)) : name, readTyped(value.trim())]),
+  );
+}
+
+/** JSON if it parses (12, true, "12"), otherwise text. */
+function readTyped(text) {
   try {
     return parsed(text);
   } catch {

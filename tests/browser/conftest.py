@@ -73,18 +73,18 @@ Opener = Callable[..., Page]
 
 @pytest.fixture
 def visit(browser: Browser, document: dict[str, Any]) -> Iterator[Opener]:
-    """``visit(url, **options of Browser.new_context)``: open a page with a fresh profile.
+    """``visit(url, place, **options of Browser.new_context)``: open a page of the console with a fresh profile.
 
     The test fails at its end if a page raised an exception, logged an error, violated the security policy, or read a
     field of an answer that the OpenAPI document lacks.
     """
     opened: list[Watched] = []
 
-    def open_page(url: str, **options: object) -> Page:
+    def open_page(url: str, place: str = "", **options: object) -> Page:
         watched = Watched(browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options}))  # type: ignore[arg-type]
         opened.append(watched)
         page = watched.context.new_page()
-        page.goto(f"{url}/console")
+        page.goto(f"{url}/console{place and '#'}{place}")
         return page
 
     yield open_page
@@ -96,10 +96,32 @@ def visit(browser: Browser, document: dict[str, Any]) -> Iterator[Opener]:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[str]:
-    """Start an empty service for one test; return its address."""
+def own_service(tmp_path: Path) -> Iterator[str]:
+    """Start an empty service for a test that changes it as a whole; return its address."""
     with embedded(load_settings(data_dir=tmp_path / "kith", log_level="ERROR")) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of the service that the tests of a worker share."""
+    with embedded(load_settings(data_dir=tmp_path_factory.mktemp("shared"), log_level="ERROR")) as url:
+        yield url
+
+
+@pytest.fixture
+def kith(shared: str) -> Iterator[Kith]:
+    """Client of the shared service, without the galleries of earlier tests."""
+    with Kith(shared) as client:
+        for name in client.gallery_names():
+            client.delete_gallery(name)
+        yield client
+
+
+@pytest.fixture
+def service(shared: str, kith: Kith) -> str:
+    """Address of the shared service, without the galleries of earlier tests."""
+    return shared
 
 
 @pytest.fixture(scope="session")
@@ -109,13 +131,15 @@ def populated(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Path])
         embedded(load_settings(data_dir=tmp_path_factory.mktemp("populated"), log_level="ERROR")) as url,
         Kith(url) as kith,
     ):
-        kith.create_gallery("family")
         kith.create_gallery("empty")
         populate(kith, "family", photos)
         yield url
 
 
-def populate(kith: Kith, gallery: str, photos: dict[str, Path]) -> None:
+def populate(kith: Kith, gallery: str, photos: dict[str, Path], **options: Any) -> None:
+    """Create a gallery, unless it exists, and enroll three people, one of them twice."""
+    if gallery not in kith.gallery_names():
+        kith.create_gallery(gallery, **options)
     people = (("ada", "Ada Lovelace", "ada"), ("countess", "The countess", "ada again"), ("tom", "Tom", "tom"))
     for subject, name, photo in people:
         kith.put_subject(gallery, subject, name=name, tags=["engine"], metadata={"room": 12})

@@ -19,10 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
-from scipy.spatial import cKDTree
 
 from kith import Kith
 from service.cli.tools.demo import package_file
@@ -34,7 +32,6 @@ FOLDER: Final = Path(__file__).parents[2] / "docs" / "images"
 SDIST: Final = "face_recognition==1.3.0 --hash=sha256:5e5efdd1686aa566af0d3cc1313b131e4b197657a8ffd03669e6d3fad92705ec"
 INSIDE: Final = "face_recognition-1.3.0/tests/test_images"
 MAX_BYTES: Final = 150_000
-EXACT: Final = 48
 DESK: Final = {"width": 1280, "height": 800}
 PHONE: Final = {"width": 390, "height": 844}
 PEOPLE: Final = {"collins": "Eileen Collins", "obama": "Barack Obama", "biden": "Joe Biden"}
@@ -161,22 +158,13 @@ def take(browser: Browser, url: str, name: str, show: Callable[[Page, Path], Non
 
 
 def keep(png: bytes, path: Path) -> None:
-    """Save with as many colors as fit into MAX_BYTES. Page colors stay exact, photo colors are approximated."""
-    with Image.open(io.BytesIO(png)) as image:
-        pixels = image.convert("RGB")
-    colors, at, counts = np.unique(np.asarray(pixels).reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
-    exact = colors[np.argsort(-counts)[:EXACT]]
-    for most in (256, 192, 128, 96):
-        median_cut = pixels.quantize(most - EXACT, Image.Quantize.MEDIANCUT).getpalette() or []
-        about = np.reshape(median_cut, (-1, 3))[: most - EXACT]
-        palette = np.concatenate([exact, about]).astype(np.uint8)
-        nearest = cKDTree(palette).query(colors)[1].astype(np.uint8)
-        small = Image.fromarray(nearest[at].reshape(pixels.height, pixels.width), "P")
-        small.putpalette(palette.tobytes())
-        small.save(path, optimize=True)
+    """Save with as many colors as fit into MAX_BYTES."""
+    for colors in (256, 192, 128, 96):
+        with Image.open(io.BytesIO(png)) as image:
+            image.convert("RGB").quantize(colors, Image.Quantize.MEDIANCUT).save(path, optimize=True)
         if path.stat().st_size <= MAX_BYTES:
             break
-    print(f"{path.name}: {path.stat().st_size // 1000} kB, {most} colors")
+    print(f"{path.name}: {path.stat().st_size // 1000} kB, {colors} colors")
 
 
 def at(place: str) -> Callable[[Page, Path], None]:

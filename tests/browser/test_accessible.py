@@ -22,7 +22,6 @@ PLACES = {
     "no such album": f"/galleries/family/albums/{'0' * 32}",
     "risk": "/galleries/family/risk",
     "hygiene": "/galleries/family/hygiene",
-    "recognizer": "/galleries/family/recognizer",
     "settings": "/galleries/family/settings",
     "person": "/galleries/family/subjects/ada",
     "no such person": "/galleries/family/subjects/nobody",
@@ -30,7 +29,6 @@ PLACES = {
     "health": "/health",
     "keys": "/settings/keys",
     "audit": "/settings/audit",
-    "recognizers": "/settings/recognizers",
     "webhooks": "/settings/webhooks",
     "no such page": "/elsewhere",
 }
@@ -64,12 +62,13 @@ def test_axe_finds_no_fault_in_either_theme_and_nothing_is_too_wide(visit: Opene
     assert len(names) >= len(PLACES) - 4
 
 
-def test_a_long_name_and_a_long_id_widen_nothing(visit: Opener, service: str, photos: dict[str, Path]) -> None:
+def test_a_long_name_and_a_long_id_widen_nothing(
+    visit: Opener, service: str, kith: Kith, photos: dict[str, Path]
+) -> None:
     name, subject = "N" * 200, "i" * 128
-    with Kith(service) as kith:
-        kith.create_gallery("family")
-        kith.put_subject("family", subject, name=name)
-        kith.enroll("family", subject, photos["ada"])
+    kith.create_gallery("family")
+    kith.put_subject("family", subject, name=name)
+    kith.enroll("family", subject, photos["ada"])
     page = visit(service)
     for width in (390, 1280):
         page.set_viewport_size({"width": width, "height": 844})
@@ -87,8 +86,7 @@ def test_a_long_name_and_a_long_id_widen_nothing(visit: Opener, service: str, ph
 
 
 def test_what_is_written_by_the_chart_s_edge_does_not_run_together_on_a_phone(visit: Opener, populated: str) -> None:
-    page = visit(populated, viewport={"width": 360, "height": 800})
-    page.goto(f"{populated}/console#/galleries/family/risk")
+    page = visit(populated, "/galleries/family/risk", viewport={"width": 360, "height": 800})
     settled(page)
     sooner = page.locator(".chart text", has_text="more matches").bounding_box()
     more = page.locator(".chart text", has_text="stricter").bounding_box()
@@ -99,14 +97,12 @@ def test_what_is_written_by_the_chart_s_edge_does_not_run_together_on_a_phone(vi
 
 def test_a_phone_is_not_told_of_keys_that_it_lacks(visit: Opener, populated: str) -> None:
     for is_phone in (False, True):
-        page = visit(populated, has_touch=is_phone, is_mobile=is_phone)
-        page.goto(f"{populated}/console#/identify")
+        page = visit(populated, "/identify", has_touch=is_phone, is_mobile=is_phone)
         expect(page.get_by_text("Ctrl+V")).to_be_visible(visible=not is_phone)
 
 
 def test_the_tab_of_the_page_one_is_on_is_in_view_with_large_text(visit: Opener, populated: str) -> None:
-    page = visit(populated, viewport={"width": 240, "height": 800})
-    page.goto(f"{populated}/console#/galleries/family/settings")
+    page = visit(populated, "/galleries/family/settings", viewport={"width": 240, "height": 800})
     settled(page)
     expect(
         page.get_by_role("navigation", name="Pages of family").get_by_role("link", name="Settings")
@@ -114,8 +110,7 @@ def test_the_tab_of_the_page_one_is_on_is_in_view_with_large_text(visit: Opener,
 
 
 def test_the_button_that_enrolls_is_above_the_fold(visit: Opener, populated: str, photos: dict[str, Path]) -> None:
-    page = visit(populated)
-    page.goto(f"{populated}/console#/enroll?gallery=family")
+    page = visit(populated, "/enroll?gallery=family")
     choose(page, photos["ada"])
     expect(page.get_by_text("photo of a face")).to_be_visible()
     page.evaluate("scrollTo(0, 0)")

@@ -50,100 +50,99 @@ def started(page: Page, files: list[Path]) -> None:
 
 
 def test_photos_become_people(
-    visit: Opener, service: str, photos: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    visit: Opener, service: str, kith: Kith, photos: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = variants(photos["ada"], tmp_path, 3) + variants(photos["tom"], tmp_path, 3) + [photos["coffee"]]
     files.append(tmp_path / f"{'a long name ' * 12}.jpg")
     files[-1].write_bytes(photos["party"].read_bytes())
     page = visit(service)
-    with Kith(service) as kith:
-        kith.create_gallery("family")
-        page.goto(f"{service}/console#/galleries/family")
-        page.get_by_role("link", name="Albums").click()
-        expect(page.get_by_role("heading", name="No albums yet")).to_be_visible()
-        started(page, files)
-        expect(page.get_by_role("heading", name="People", exact=True)).to_be_visible(timeout=60_000)
-        expect(page.get_by_text("8 photos, 12 faces.")).to_be_visible()
-        groups = page.get_by_role("list", name="Groups")
-        expect(groups.get_by_role("heading")).to_have_text(["Group 1", "Group 2"])
-        expect(groups.locator("img.thumb").first).to_be_visible()
-        expect(groups.get_by_text("%")).to_have_count(0)
-        (line,) = kith.audit("family", event="crop_read")
-        assert (line.details["count"], len(line.details["faces"])) == (6, 6), "one request for all"
-        found = []
-        for theme in ("light", "dark"):
-            page.emulate_media(color_scheme=theme)
-            for window in (DESK, PHONE):
-                page.set_viewport_size(window)  # type: ignore[arg-type]
-                found += faults(page)
-                assert overflow(page) == 0, (theme, window)
-        assert found == []
-        page.set_viewport_size(DESK)  # type: ignore[arg-type]
+    kith.create_gallery("family")
+    page.goto(f"{service}/console#/galleries/family")
+    page.get_by_role("link", name="Albums").click()
+    expect(page.get_by_role("heading", name="No albums yet")).to_be_visible()
+    started(page, files)
+    expect(page.get_by_role("heading", name="People", exact=True)).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("8 photos, 12 faces.")).to_be_visible()
+    groups = page.get_by_role("list", name="Groups")
+    expect(groups.get_by_role("heading")).to_have_text(["Group 1", "Group 2"])
+    expect(groups.locator("img.thumb").first).to_be_visible()
+    expect(groups.get_by_text("%")).to_have_count(0)
+    (line,) = kith.audit("family", event="crop_read")
+    assert (line.details["count"], len(line.details["faces"])) == (6, 6), "one request for all"
+    found = []
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        for window in (DESK, PHONE):
+            page.set_viewport_size(window)  # type: ignore[arg-type]
+            found += faults(page)
+            assert overflow(page) == 0, (theme, window)
+    assert found == []
+    page.set_viewport_size(DESK)  # type: ignore[arg-type]
 
-        # Two wrong faces: merge the people, and take them apart again by keyboard.
-        groups.get_by_role("button", name="Merge Group 2").click()
-        dialog = page.get_by_role("dialog", name="Merge two groups")
-        expect(dialog.get_by_label("The same person as")).to_have_value("g1")
-        assert faults(page) == []
-        dialog.get_by_role("button", name="Merge", exact=True).click()
-        expect(groups.get_by_role("heading")).to_have_text(["Group 1"])
-        faces = groups.get_by_role("checkbox")
-        expect(faces).to_have_count(6)
-        (album,) = kith.albums("family")
-        first = list(kith.album_faces("family", album.id, "g1"))
-        stem = first[0].photo.split()[0]
-        others = [face.photo for face in first if not face.photo.startswith(stem)]
-        assert len(others) == 3
-        for photo in others:
-            groups.get_by_role("checkbox", name=photo).focus()
-            page.keyboard.press("Space")
-        page.get_by_role("button", name="Take 3 faces out").focus()
-        page.keyboard.press("Enter")
-        expect(groups.get_by_role("heading").nth(1)).to_have_text("Group 9")
-        expect(groups.get_by_role("listitem").filter(has=page.get_by_role("heading"))).to_have_count(2)
+    # Two wrong faces: merge the people, and take them apart again by keyboard.
+    groups.get_by_role("button", name="Merge Group 2").click()
+    dialog = page.get_by_role("dialog", name="Merge two groups")
+    expect(dialog.get_by_label("The same person as")).to_have_value("g1")
+    assert faults(page) == []
+    dialog.get_by_role("button", name="Merge", exact=True).click()
+    expect(groups.get_by_role("heading")).to_have_text(["Group 1"])
+    faces = groups.get_by_role("checkbox")
+    expect(faces).to_have_count(6)
+    (album,) = kith.albums("family")
+    first = list(kith.album_faces("family", album.id, "g1"))
+    stem = first[0].photo.split()[0]
+    others = [face.photo for face in first if not face.photo.startswith(stem)]
+    assert len(others) == 3
+    for photo in others:
+        groups.get_by_role("checkbox", name=photo).focus()
+        page.keyboard.press("Space")
+    page.get_by_role("button", name="Take 3 faces out").focus()
+    page.keyboard.press("Enter")
+    expect(groups.get_by_role("heading").nth(1)).to_have_text("Group 9")
+    expect(groups.get_by_role("listitem").filter(has=page.get_by_role("heading"))).to_have_count(2)
 
-        # The enrollment, with a name.
-        monkeypatch.setattr(usecase, "MAX_ENROLLED", 2)
-        groups.get_by_role("button", name="Enroll Group 1", exact=True).click()
-        dialog = page.get_by_role("dialog", name="Name this person")
-        dialog.get_by_label("Name", exact=True).fill("Ada Lovelace")
-        assert faults(page) == []
-        dialog.get_by_role("button", name="Enroll").click()
-        expect(groups.get_by_role("heading")).to_have_text(["Group 9"])
-        assert kith.subject("family", "ada-lovelace").template_count == 3
-        assert kith.subject("family", "ada-lovelace").name == "Ada Lovelace"
+    # The enrollment, with a name.
+    monkeypatch.setattr(usecase, "MAX_ENROLLED", 2)
+    groups.get_by_role("button", name="Enroll Group 1", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Name this person")
+    dialog.get_by_label("Name", exact=True).fill("Ada Lovelace")
+    assert faults(page) == []
+    dialog.get_by_role("button", name="Enroll").click()
+    expect(groups.get_by_role("heading")).to_have_text(["Group 9"])
+    assert kith.subject("family", "ada-lovelace").template_count == 3
+    assert kith.subject("family", "ada-lovelace").name == "Ada Lovelace"
 
-        # A single face is enrolled like a group.
-        page.get_by_text("Single faces", exact=True).click()
-        single = page.get_by_role("list", name="Single faces")
-        expect(single.get_by_role("heading")).to_have_count(6)
-        expect(single.locator("img.thumb").first).to_be_visible()
-        assert faults(page) == []
+    # A single face is enrolled like a group.
+    page.get_by_text("Single faces", exact=True).click()
+    single = page.get_by_role("list", name="Single faces")
+    expect(single.get_by_role("heading")).to_have_count(6)
+    expect(single.locator("img.thumb").first).to_be_visible()
+    assert faults(page) == []
 
-        # Somebody else under the same name is refused, and stays.
-        groups.get_by_role("button", name="Enroll Group 9").click()
-        dialog = page.get_by_role("dialog", name="Name this person")
-        dialog.get_by_label("Somebody in this gallery").check()
-        dialog.get_by_label("Who is it?").fill("Ada Lovelace (ada-lovelace)")
-        dialog.get_by_role("button", name="Enroll").click()
-        expect(groups.get_by_text("Refused faces")).to_be_visible()
-        assert faults(page) == []
-        assert kith.subject("family", "ada-lovelace").template_count == 3
-        groups.get_by_role("button", name="Enroll them anyway").click()
-        page.get_by_role("dialog").get_by_role("button", name="Enroll", exact=True).click()
-        expect(groups.get_by_role("heading")).to_have_count(0)
-        assert kith.subject("family", "ada-lovelace").template_count == 6
+    # Somebody else under the same name is refused, and stays.
+    groups.get_by_role("button", name="Enroll Group 9").click()
+    dialog = page.get_by_role("dialog", name="Name this person")
+    dialog.get_by_label("Somebody in this gallery").check()
+    dialog.get_by_label("Who is it?").fill("Ada Lovelace (ada-lovelace)")
+    dialog.get_by_role("button", name="Enroll").click()
+    expect(groups.get_by_text("Refused faces")).to_be_visible()
+    assert faults(page) == []
+    assert kith.subject("family", "ada-lovelace").template_count == 3
+    groups.get_by_role("button", name="Enroll them anyway").click()
+    page.get_by_role("dialog").get_by_role("button", name="Enroll", exact=True).click()
+    expect(groups.get_by_role("heading")).to_have_count(0)
+    assert kith.subject("family", "ada-lovelace").template_count == 6
 
-        page.get_by_role("button", name="Delete the album").click()
-        page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
-        expect(page.get_by_role("heading", name="The album is deleted.")).to_be_visible()
-        assert kith.albums("family") == []
-        page.reload()
-        expect(page.get_by_role("heading", name="This album is gone")).to_be_visible()
+    page.get_by_role("button", name="Delete the album").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_role("heading", name="The album is deleted.")).to_be_visible()
+    assert kith.albums("family") == []
+    page.reload()
+    expect(page.get_by_role("heading", name="This album is gone")).to_be_visible()
 
 
 def test_progress_is_shown_and_a_deleted_album_stops(
-    visit: Opener, service: str, photos: dict[str, Path], tmp_path: Path
+    visit: Opener, service: str, kith: Kith, photos: dict[str, Path], tmp_path: Path
 ) -> None:
     original = Image.fromarray(np.asarray(Image.open(photos["party"])))
     files = []
@@ -151,17 +150,16 @@ def test_progress_is_shown_and_a_deleted_album_stops(
         files.append(tmp_path / f"{number}.jpg")
         original.save(files[-1], quality=80 + number % 15, comment=str(number).encode())
     page = visit(service)
-    with Kith(service) as kith:
-        kith.create_gallery("party")
-        page.goto(f"{service}/console#/galleries/party/albums")
-        started(page, files)
-        expect(page.get_by_role("heading", name="Looking for faces")).to_be_visible()
-        expect(page.get_by_text("of 60 photos")).to_be_visible(timeout=30_000)
-        assert faults(page) == []
-        page.evaluate(SLOW_DELETE)
-        page.get_by_role("button", name="Delete the album").click()
-        page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
-        expect(page.get_by_role("heading", name="The album is deleted.")).to_be_visible()
-        page.wait_for_timeout(2000)
-        expect(page.get_by_role("heading", name="The album is deleted.")).to_be_visible()
-        assert kith.albums("party") == [] and list(kith.jobs("party")) == []
+    kith.create_gallery("party")
+    page.goto(f"{service}/console#/galleries/party/albums")
+    started(page, files)
+    expect(page.get_by_role("heading", name="Looking for faces")).to_be_visible()
+    expect(page.get_by_text("of 60 photos")).to_be_visible(timeout=30_000)
+    assert faults(page) == []
+    page.evaluate(SLOW_DELETE)
+    page.get_by_role("button", name="Delete the album").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_role("heading", name="The album is deleted.")).to_be_visible()
+    page.wait_for_timeout(2000)
+    expect(page.get_by_role("heading", name="The album is deleted.")).to_be_visible()
+    assert kith.albums("party") == [] and list(kith.jobs("party")) == []

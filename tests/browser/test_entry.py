@@ -27,8 +27,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_key_is_asked_for_refused_taken_kept_and_forgotten(visit: Opener, locked: str) -> None:
-    page = visit(locked)
-    page.goto(f"{locked}/console#/galleries")
+    page = visit(locked, "/galleries")
     dialog = page.get_by_role("dialog", name="Your key")
     expect(dialog).to_be_visible()
     expect(dialog.get_by_role("alert")).to_have_count(0)  # no error before the first attempt
@@ -54,8 +53,7 @@ def test_a_key_is_asked_for_refused_taken_kept_and_forgotten(visit: Opener, lock
 
 
 def test_a_remembered_key_is_there_in_every_tab_at_once_and_gone_from_all(visit: Opener, locked: str) -> None:
-    page = visit(locked)
-    page.goto(f"{locked}/console#/galleries")
+    page = visit(locked, "/galleries")
     other = page.context.new_page()
     other.goto(f"{locked}/console#/galleries")
     other.get_by_role("dialog").get_by_role("button", name="Cancel").click()
@@ -73,8 +71,7 @@ def test_a_remembered_key_is_there_in_every_tab_at_once_and_gone_from_all(visit:
 def test_a_key_of_few_rights_is_told_what_it_lacks(visit: Opener, locked: str) -> None:
     with Kith(locked, KEY) as kith:
         few = kith.create_key("door", ["identify"], galleries=["staff"]).token
-    page = visit(locked)
-    page.goto(f"{locked}/console#/galleries")
+    page = visit(locked, "/galleries")
     dialog = page.get_by_role("dialog", name="Your key")
     dialog.get_by_label("Key", exact=True).fill(few)
     dialog.get_by_role("button", name="Use this key").click()
@@ -84,9 +81,9 @@ def test_a_key_of_few_rights_is_told_what_it_lacks(visit: Opener, locked: str) -
     assert faults(page) == []
 
 
-def test_an_open_service_asks_for_no_key(visit: Opener, service: str) -> None:
+def test_an_open_service_asks_for_no_key(visit: Opener, own_service: str) -> None:
     """Until its first key, which another tab created, closes it."""
-    page = visit(service)
+    page = visit(own_service)
     page.get_by_role("button", name="Your key").click()
     dialog = page.get_by_role("dialog", name="Your key")
     expect(dialog).to_contain_text("needs none")
@@ -94,15 +91,14 @@ def test_an_open_service_asks_for_no_key(visit: Opener, service: str) -> None:
     dialog.get_by_role("link", name="Manage keys").click()
     expect(dialog).to_have_count(0)
     expect(page.get_by_role("heading", name="No keys yet")).to_be_visible()
-    with Kith(service) as kith:
+    with Kith(own_service) as kith:
         kith.create_key("first", ["admin"])
     page.get_by_role("button", name="Your key").click()
     expect(dialog.get_by_label("Key", exact=True)).to_be_visible()
 
 
 def test_what_no_header_can_carry_is_no_key(visit: Opener, locked: str) -> None:
-    page = visit(locked)
-    page.goto(f"{locked}/console#/galleries")
+    page = visit(locked, "/galleries")
     dialog = page.get_by_role("dialog", name="Your key")
     dialog.get_by_label("Key", exact=True).fill("schlüssel 🔑")
     dialog.get_by_role("button", name="Use this key").click()

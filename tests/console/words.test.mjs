@@ -183,9 +183,21 @@ test("the misses of a recognizer name the pack that misses fewer", () => {
   assert.equal(words.misses({ display_name: "Uncalibrated", misses: [] }), "");
 });
 
-test("metadata values survive display and parsing", () => {
-  for (const value of ["Ada", "12", 12, true, "true", null, { a: [1] }, "", " x", '"q"'])
-    assert.deepEqual(words.readTyped(words.typed(value)), value);
+test("metadata survives display and parsing, with numbers beyond a double, outer spaces and colons", () => {
+  const values = ["Ada", "12", 12, true, "true", null, { a: [1] }, "", " x", '"q"', "a\nb", "a: b"];
+  const names = ["room", "a: b", '"q"', " x ", "", "a\\"];
+  for (const metadata of [
+    {},
+    ...values.map((value) => ({ value })),
+    Object.fromEntries(names.map((name) => [name, 1])),
+  ])
+    assert.deepEqual(words.readMetadata(words.typedMetadata(metadata)), metadata);
+  assert.deepEqual(words.readMetadata("  room :12 \n\nhouse:Ockham"), { room: 12, house: "Ockham" });
+  for (const number of ["12345678901234567890123", "1.0", "12"]) {
+    const text = `{"n":${number}}`;
+    assert.equal(JSON.stringify(words.parsed(text)), text);
+    assert.equal(JSON.stringify(words.readMetadata(words.typedMetadata(words.parsed(text)))), text);
+  }
 });
 
 test("a quality problem comes with a remedy", () => {
@@ -215,14 +227,13 @@ test("an id is derived from a name in any script", () => {
   assert.deepEqual(words.tags("a, b,, a "), ["a", "b"]);
 });
 
-test("problems keep the texts of the service, with remedies for users", () => {
-  const forbidden = { code: "forbidden", title: "T", message: "this needs the scope 'enroll'", remedy: "See docs." };
-  const remedy = "Use another key, or ask the operator of the service for one.";
-  assert.deepEqual(words.problem(forbidden), { title: "T", text: "This needs the scope 'enroll'.", remedy });
-  assert.equal(
-    words.problem({ code: "new", title: "T", message: "no space is left", remedy: "R" }).text,
-    "No space is left.",
-  );
+test("problems keep the texts of the service", () => {
+  const forbidden = { code: "forbidden", title: "T", message: "this needs the scope 'enroll'", remedy: "See docs" };
+  assert.deepEqual(words.problem(forbidden), {
+    title: "T",
+    text: "This needs the scope 'enroll'.",
+    remedy: "See docs.",
+  });
 });
 
 test("a refused item gets whole sentences", () => {
@@ -232,10 +243,7 @@ test("a refused item gets whole sentences", () => {
     detail: "the photo shows 6 faces",
     remedy: "Set 'face' to 'largest'.",
   };
-  assert.deepEqual(words.refusal(several), [
-    "The photo shows 6 faces.",
-    "Retry it with the largest face, or use a photo of one person.",
-  ]);
+  assert.deepEqual(words.refusal(several), ["The photo shows 6 faces.", "Set 'face' to 'largest'."]);
   const field = { code: "new", title: "T", detail: "subject: not a text", remedy: "" };
   assert.deepEqual(words.refusal(field), ["Subject: not a text.", ""]);
   assert.deepEqual(words.refusal({ ...field, detail: "risk.fpir is above 1" })[0], "risk.fpir is above 1.");
@@ -246,15 +254,6 @@ test("tags with commas and outer spaces are quoted", () => {
   assert.deepEqual(words.tags(words.typedTags(list)), list);
   assert.equal(words.typedTags(["a", "b"]), "a, b");
   assert.deepEqual(words.tags('"a, b'), ['"a', "b"]);
-});
-
-test("numbers beyond a double and outer spaces are kept", () => {
-  for (const text of ["12345678901234567890123", "1.0", "12"]) {
-    assert.equal(JSON.stringify(words.parsed(`{"n":${text}}`)), `{"n":${text}}`);
-    assert.equal(words.typed(words.parsed(text)), text);
-    assert.equal(JSON.stringify(words.readTyped(text)), text);
-  }
-  for (const value of [" x ", "a\nb"]) assert.equal(words.readTyped(words.typed(value).trim()), value);
 });
 
 test("invalid ids are refused with a reason", () => {
@@ -291,10 +290,8 @@ test("a failed lookup has a reason", () => {
   assert.match(words.unfound(0), /No enrolled person/);
 });
 
-test("a refusal for quality names the value and a remedy", () => {
+test("a refusal for quality names what the photo lacks", () => {
   const quality = { eye_distance_px: 8.4, sharpness: 1.23, brightness: 100, contrast: 30, yaw: 0, roll_deg: 0 };
   const said = words.problem({ code: "low_quality", document: { reasons: ["eye_distance_px", "sharpness"], quality } });
-  assert.match(said.text, /too small: 8 pixels.*blurred.*Size: 8 pixels between the eyes; Sharpness: 1\.2/);
-  assert.doesNotMatch(said.text, /Contrast/);
-  assert.match(words.problem({ code: "low_quality", document: {} }).text, /missed or confused/);
+  assert.match(said.text, /too small: 8 pixels.*blurred/);
 });

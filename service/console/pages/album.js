@@ -79,11 +79,12 @@ export function render({ gallery, album: id }, signal) {
   return h("div.page", [
     h("div.stack", [
       h("a.back", { href: galleryPage(gallery, "/albums") }, [icon("back"), `Albums of ${gallery}`]),
-      heading("Album", "", erase),
+      heading("Album"),
       facts,
     ]),
     look.note,
     body,
+    h("div.actions", erase),
   ]);
 }
 
@@ -192,7 +193,7 @@ class Groups {
       });
       const doubtful = one.certainty !== null && one.certainty < DOUBTFUL;
       const sure = one.reasons.length ? "low quality" : doubtful && "not sure";
-      const picture = this.pictures.albumFace(this.album, one.id, "");
+      const picture = this.pictures.of({ album: this.album, face: one.id }, "");
       const below = group.face_count > 1 ? h("span.pick", [box, sure]) : h("span.hint", sure);
       return h("li", h("label.album-face", { title: one.photo }, [picture, below]));
     };
@@ -254,7 +255,7 @@ class Groups {
       const faces = others.find((one) => one.id === select.value).faces.slice(0, 4);
       fill(
         shown,
-        faces.map((one) => this.pictures.albumFace(this.album, one.id, `Face in ${one.photo}`)),
+        faces.map((one) => this.pictures.of({ album: this.album, face: one.id }, `Face in ${one.photo}`)),
       );
     };
     const select = choice(

@@ -1,11 +1,11 @@
 // The latest lines of the audit log, with filters.
 
 import { all, call, galleryPath } from "../api.js";
-import { EVENTS, sentence } from "../audit_words.js";
+import { EVENTS } from "../audit_words.js";
 import { fill, h } from "../dom.js";
-import { toTheSecond, whole } from "../numbers.js";
+import { toTheSecond } from "../numbers.js";
 import { settingsHeading } from "../reports.js";
-import { button, choice, empty, field, loading, table, textInput } from "../ui.js";
+import { button, choice, empty, field, folded, loading, table, textInput } from "../ui.js";
 
 const PAGE = 50;
 const SHORT = 32;
@@ -43,7 +43,7 @@ export function render(params, signal) {
       "audit",
       "Who did what, and when. The log is append-only, and each line has the hash of the previous line. People appear as codes that only their gallery can resolve.",
     ),
-    form,
+    folded("Filter", form, { open: Object.values(fields).some((field) => field.value !== "") }),
     body,
   ]);
 }
@@ -70,7 +70,7 @@ async function lines({ event, gallery, subject, actor, since, until }, signal) {
     if (!gallery && names.size === 0 && page.data.some((line) => line.actor.startsWith("key:")))
       for (const key of await all("/v1/keys", { query: { ended: true }, signal })) names.set(key.id, key.name);
     place.querySelector(":scope > .actions")?.remove();
-    const rows = runs(page.data, event).map((lines) => row(lines, names));
+    const rows = page.data.map((line) => row(line, names));
     place.append(table("Audit lines, newest first", ["When", "What", "By", "Details"], rows));
     const older = () => more(page.next);
     if (page.next) place.append(h("div.actions", button("Show older lines", older)));
@@ -79,36 +79,16 @@ async function lines({ event, gallery, subject, actor, since, until }, signal) {
   return await more(null);
 }
 
-/** The lines in lists of one, but the moved thresholds of a gallery in one list: an enrollment moves them again and again. */
-function runs(lines, event) {
-  const found = [];
-  for (const line of lines) {
-    const folds = !event && line.event === "threshold_moved";
-    const run = folds && found.find(([first]) => first.event === line.event && first.gallery === line.gallery);
-    if (run) run.push(line);
-    else found.push([line]);
-  }
-  return found;
-}
-
-const row = ([line, ...more], names) => [
-  toTheSecond(line.at),
-  h(
-    "span",
-    { title: `${line.event}: ${line.outcome}` },
-    more.length > 0 ? `Threshold of “${line.gallery}” changed ${whole(1 + more.length)} times.` : sentence(line),
-  ),
-  h("span", { title: line.actor }, actor(line.actor, names)),
-  more.length > 0
-    ? h("details", [
-        h("summary", `since ${toTheSecond(more.at(-1).at)}`),
-        h("pre", [line, ...more].map(moved).join("\n")),
-      ])
-    : particulars({ ...(line.subject && { subject: line.subject }), ...line.details }),
+const row = ({ at, event, outcome, gallery, actor: by, subject, details }, names) => [
+  toTheSecond(at),
+  h("span", { title: `${event}: ${outcome}` }, [
+    EVENTS[event] ?? event,
+    gallery && ` in “${gallery}”`,
+    ["done", ""].includes(outcome) ? "" : `: ${outcome.replaceAll("_", " ")}`,
+  ]),
+  h("span", { title: by }, actor(by, names)),
+  particulars({ ...(subject && { subject }), ...details }),
 ];
-
-const moved = ({ at, details: { before, after, reason } }) =>
-  `${toTheSecond(at)}: ${before?.threshold ?? "none"} → ${after?.threshold ?? "none"}${reason ? ` (${reason})` : ""}`;
 
 const ACTORS = { operator: "Operator", anonymous: "Without a key", service: "Kith itself" };
 const actor = (name, names) => ACTORS[name] ?? names.get(name.replace("key:", "")) ?? name.replace("key:", "Key ");

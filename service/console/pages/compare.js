@@ -56,7 +56,7 @@ function desk(known, params, signal) {
   async function compare() {
     strict();
     asking?.abort();
-    if (!sides.every((one) => one.given())) return fill(answer, invitation());
+    if (!sides.every((one) => one.given())) return fill(answer);
     asking = new AbortController();
     const until = AbortSignal.any([signal, asking.signal]);
     fill(answer, h("div.card", waiting("Comparing…")));
@@ -84,7 +84,6 @@ function desk(known, params, signal) {
     files.slice(0, 2).forEach((file, i) => (free[i] ?? sides[i]).take([file]));
   };
   addEventListener("paste", paste, { signal });
-  fill(answer, invitation());
   return h("div.stack.wide", [
     each("div.pair-of-sides", sides, (one) => one.element),
     h("div.choices", risks),
@@ -100,15 +99,6 @@ function riskOf(known, name) {
   const risk = known.find((one) => one.name === name)?.risk;
   return risk && risk.fpir === undefined ? words.riskBriefly(risk) : null;
 }
-
-const invitation = () =>
-  h("section.card", [
-    h("h2", "Choose both sides"),
-    h(
-      "p",
-      "The answer is: same person, different people, or not sure. It says how often two different people are this similar.",
-    ),
-  ]);
 
 /** One side: a photo or an enrolled person. */
 function side(name, known, signal, onChange) {

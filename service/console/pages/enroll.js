@@ -45,6 +45,8 @@ const ANYWAY = {
 
 function desk(known, params, signal) {
   const items = [];
+  const made = new Set(); // people with a photo from this page
+  const nameOf = ({ gallery, id }) => `${gallery}/${id}`;
   const list = h("ul.stack", { "aria-label": "Photos to enroll" });
   const told = h("p.unseen", { role: "status" });
   const who = whoForm(known, params, signal);
@@ -210,7 +212,7 @@ function desk(known, params, signal) {
     if (!pictures.has(item.gallery)) pictures.set(item.gallery, new Pictures(item.gallery, signal));
     return sides([
       ["This photo", faceOf(item)],
-      [subject, pictures.get(item.gallery).person(subject, `Stored picture of ${subject}`)],
+      [subject, pictures.get(item.gallery).of({ subject: subject }, `Stored picture of ${subject}`)],
     ]);
   }
 
@@ -235,6 +237,7 @@ function desk(known, params, signal) {
     item.key ??= attemptKey();
     Object.assign(item, { state: "busy", problem: null, person, gallery: person.gallery });
     show(item);
+    const fresh = person.fresh && !made.has(nameOf(person)); // another photo of this page may have made the person
     const { photo, faces, chosen } = item;
     const several = faces !== null && faces.length > 1;
     const cut = several && photo.drawable;
@@ -243,71 +246,45 @@ function desk(known, params, signal) {
       const file = cut ? await cropped(photo, faces[chosen], others) : photo.file;
       const options = { ...(several && { face: "largest" }), ...item.allowed };
       // Without `signal`: leaving the page must not interrupt the enrollment before the name is set.
-      const headers = { "Idempotency-Key": item.key, ...(person.fresh && { "If-None-Match": "*" }) };
+      const headers = { "Idempotency-Key": item.key, ...(fresh && { "If-None-Match": "*" }) };
       const request = { ...bodyOf(file, options), headers };
       const path = `${subjectPath(person.gallery, person.id)}/templates`;
       const answer = await patiently(() => stubbornly(() => call("POST", path, request), signal), signal);
       item.score = answer.results[0].face.quality.score;
       item.state = "enrolled";
-      made(person);
-      await describe(person);
+      made.add(nameOf(person));
+      if (fresh) who.recount();
+      const unsaved = fresh && person.about ? await describe(person) : null;
+      who.know(person);
+      finished(person, unsaved);
     } catch (error) {
       if (error.code === "subject_exists" && !signal.aborted) {
         Object.assign(item, { state: "ready", key: null });
-        who.taken(person).catch(who.failed);
+        who.taken(person);
       } else if (item.state === "enrolled" || signal.aborted) tell(error);
       else Object.assign(item, { state: "refused", problem: error });
     }
     show(item);
   }
 
-  /** Mark the person as existing for all photos on this page, also for refused ones. */
-  function made(person) {
-    if (!person.fresh) return;
-    for (const one of [person, ...same(person)]) one.fresh = false;
-    who.recount();
-  }
+  /** Save the typed data of a new person. Returns the error, or null. */
+  const describe = (person) =>
+    stubbornly(() => call("PATCH", subjectPath(person.gallery, person.id), { json: person.about }), signal).then(
+      () => null,
+      (error) => error,
+    );
 
-  /** The person objects of all photos with the same person. Each click on “Enroll” reads the form again. */
-  const same = ({ gallery, id }) =>
-    items.map((item) => item.person).filter((one) => one?.gallery === gallery && one.id === id);
-
-  /** Save the typed data of the person. After an error it is saved with the next photo, or by the button. */
-  async function describe(person) {
-    try {
-      if (person.about) await call("PATCH", subjectPath(person.gallery, person.id), { json: person.about });
-      for (const one of [person, ...same(person)]) one.about = null; // older input is outdated
-      who.know(person);
-    } catch (error) {
-      who.owes(person);
-      throw error;
-    } finally {
-      finished(person);
-    }
-  }
-
-  async function repeat(person) {
-    try {
-      await describe(person);
-      toast("Saved.");
-    } finally {
-      done.querySelector("button, a").focus(); // the clicked button was replaced
-    }
-  }
-
-  function finished(person) {
-    const owed = Boolean(person.about);
-    const text = owed
-      ? `The id in “${person.gallery}” is “${person.id}”. Name, tags and other fields are not saved yet.`
+  function finished(person, unsaved) {
+    const text = unsaved
+      ? `Name, tags and other fields are not saved: ${words.problem(unsaved).text} Enter them on the person’s page.`
       : `Searches in “${person.gallery}” now find this person.`;
     const actions = [
-      owed && button("Save the other data", () => repeat(person), { kind: "primary" }),
       linkButton("Show person", subjectPage(person.gallery, person.id)),
       linkButton("Try it: identify", `#/identify?gallery=${encodeURIComponent(person.gallery)}`),
       button("Enroll another person", next),
     ];
-    const title = `${person.label} is enrolled${owed ? " without the other data" : ""}`;
-    fill(done, notice(owed ? "warning" : "check", [h("h2", title), h("p", text), h("div.actions", actions)]));
+    const title = `${person.label} is enrolled${unsaved ? " without the other data" : ""}`;
+    fill(done, notice(unsaved ? "warning" : "check", [h("h2", title), h("p", text), h("div.actions", actions)]));
   }
 
   function next() {
@@ -364,24 +341,12 @@ function whoForm(known, params, signal) {
     return null;
   };
 
-  /** The person with this id; null if there is none, or if the key cannot read it. */
-  const holder = (wanted) =>
-    call("GET", subjectPath(wanted.gallery, wanted.id), { signal }).catch((error) => {
-      if (error.code === "subject_not_found" || error.code === "forbidden") return null;
-      throw error;
-    });
-
   /** Report that the id is taken. Nothing was changed. */
-  async function taken(wanted) {
-    const name = (await holder(wanted))?.name;
-    return refuse(
+  const taken = (wanted) =>
+    refuse(
       id,
-      `The id “${wanted.id}” is taken${name ? ` by ${name}` : ""}. `,
-      "If it is the same person, choose “Enrolled person”. Otherwise enter another id.",
+      `The id “${wanted.id}” is taken. If it is the same person, choose “Enrolled person”. Otherwise enter another id.`,
     );
-  }
-
-  let owed = null; // a person created here whose typed data is not saved yet; the next attempt reuses the id
 
   return {
     element: h("div.stack", [
@@ -402,8 +367,7 @@ function whoForm(known, params, signal) {
       const wanted = { gallery: into, id: found.id, name: found.name, label: words.called(found), fresh: found.isNew };
       if (!found.isNew) return wanted;
       wanted.about = given(about.read());
-      if (owed?.gallery === into && owed.id === found.id) return { ...wanted, fresh: false };
-      return (await holder(wanted)) ? taken(wanted) : wanted;
+      return wanted;
     },
     taken,
     /** Renew the numbers of people in the list of galleries. */
@@ -414,15 +378,11 @@ function whoForm(known, params, signal) {
       const said = words.problem(error);
       fill(problem, refused(said.text, " ", said.remedy));
     },
-    /** Keep typed data that could not be saved. */
-    owes: (who) => (owed = who),
     /** Add the next photos to the same person. */
     know(who) {
-      owed = null;
       if (fields.fresh.checked) fields.choose({ id: who.id, name: who.name });
     },
     clear() {
-      owed = null;
       about.clear();
       person.input.value = "";
       fields.choose(null);

@@ -70,7 +70,7 @@ function named({ name: gallery, subject_count: subjects, keep_crops: keeps }, si
       () => null,
     ); // the key may not read them
     const pictures = new Pictures(gallery, signal);
-    const line = (one) => h("li.person-cell", [keeps && pictures.person(one.id, ""), h("span", called(one))]);
+    const line = (one) => h("li.person-cell", [keeps && pictures.of({ subject: one.id }, ""), h("span", called(one))]);
     const more = subjects - (page?.data.length ?? subjects);
     fill(place, page?.data.map(line), more > 0 && h("li.hint", `and ${counted(more, "other")}`));
   });

@@ -10,8 +10,6 @@ import * as words from "../words.js";
 export const title = ({ gallery }) => gallery;
 
 const PAGE = 100;
-const MAX_PAGE = 1000; // limit of the service
-const LISTED = 500; // rows that a browser draws quickly
 
 export function render({ gallery, tag }, signal) {
   const enroll = enrollPage(gallery);
@@ -38,13 +36,7 @@ export function render({ gallery, tag }, signal) {
 const listed = (gallery, found, tag, enroll, signal) =>
   found.subject_count === 0 ? noPeople(enroll) : people(gallery, found, tag, signal);
 
-const COMPARED = "compared with the calibration";
-const DRIFT = {
-  ok: ["as expected", COMPARED],
-  watch: ["slightly changed", COMPARED],
-  drifted: ["drifted", COMPARED],
-  too_few: ["unknown", "too few matches"],
-};
+const DRIFT = { ok: "as expected", watch: "slightly changed", drifted: "drifted" };
 
 /** The figures of a gallery, which the page renews. */
 function renewed(found, signal) {
@@ -67,7 +59,7 @@ function figures(gallery) {
       gallery.risk.fpir ? `1 in ${words.many(1 / gallery.risk.fpir)}` : words.riskBriefly(gallery.risk),
       "wrong matches of strangers",
     ),
-    gallery.drift && stat("Recent results", ...DRIFT[gallery.drift.state]),
+    DRIFT[gallery.drift?.state] && stat("Recent results", DRIFT[gallery.drift.state], "compared with the calibration"),
   ];
 }
 
@@ -86,50 +78,30 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
   const portraits = new Map(); // kept while the list changes
   const loaded = [];
   let next = null;
-  let listed = LISTED;
   let ready = false; // the first page was shown
   const search = h("input", { type: "search", autocomplete: "off" });
   const tagged = textInput({ value: tag ? words.typedTags([tag]) : "" });
   const list = h("div");
   const told = h("p.hint", { role: "status" });
-  const rows = (shown) => {
-    const cells = shown.map((one) => row(gallery, one, keeps && face(one)));
+  const rows = () => {
+    const cells = loaded.map((one) => row(gallery, one, keeps && face(one)));
     const made = table("People", ["Name", "Id", "Tags", "Photos", "Since"], cells);
     made.classList.add("people");
     return made;
   };
   const face = ({ id, template_count: templates }) => {
-    if (templates > 0 && !portraits.has(id)) portraits.set(id, pictures.person(id, ""));
+    if (templates > 0 && !portraits.has(id)) portraits.set(id, pictures.of({ subject: id }, ""));
     return portraits.get(id);
   };
-  const more = button("Show more", async () => {
-    if (loaded.length > listed) listed += LISTED;
-    else {
-      await load(PAGE);
-      listed = Math.max(listed, loaded.length);
-    }
-    show();
-  });
-  const every = button(
-    "Load all people",
-    async () => {
-      const mine = reading;
-      while (next && mine === reading && !signal.aborted) {
-        await load(MAX_PAGE);
-        told.textContent = `${counted(loaded.length, "person", "people")} so far…`;
-      }
-      show();
-    },
-    { kind: "quiet" },
-  );
+  const more = button("Show more", async () => (await load(), show()));
 
   let reading = 0; // number of the current query
   let asked = null; // the query itself
 
   /** Load the next people. A page of a search may be empty although more people match. */
-  async function load(limit) {
+  async function load() {
     const [mine, before] = [reading, loaded.length];
-    const query = { limit, tag: words.tags(tagged.value), q: search.value.trim() || null };
+    const query = { limit: PAGE, tag: words.tags(tagged.value), q: search.value.trim() || null };
     do {
       const cursor = next;
       const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { ...query, cursor }, signal });
@@ -141,16 +113,10 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
 
   function show() {
     const narrowed = search.value.trim() || tagged.value.trim();
-    fill(
-      list,
-      loaded.length > 0
-        ? rows(loaded.slice(0, listed))
-        : h("p.card", narrowed ? "No person matches." : "No people are enrolled."),
-    );
+    fill(list, loaded.length > 0 ? rows() : h("p.card", narrowed ? "No person matches." : "No people are enrolled."));
     const of = narrowed ? (next ? " so far" : "") : ` of ${whole(Math.max(subjects, loaded.length))}`;
-    told.textContent = `${counted(loaded.length, "person", "people")}${of}${loaded.length > listed ? `, ${whole(listed)} listed` : ""}.`;
-    more.hidden = next === null && loaded.length <= listed;
-    every.hidden = next === null;
+    told.textContent = `${counted(loaded.length, "person", "people")}${of}.`;
+    more.hidden = next === null;
   }
 
   async function restart() {
@@ -160,10 +126,9 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
     asked = wanted();
     loaded.length = 0;
     next = null;
-    listed = LISTED;
     told.textContent = "Searching…";
     try {
-      await load(PAGE);
+      await load();
       if (mine === reading) show();
     } catch (error) {
       if (mine !== reading || error.name === "AbortError") return;
@@ -176,11 +141,11 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
   const wanted = () => JSON.stringify([search.value.trim(), tagged.value.trim()]);
   const first = loading(async () => {
     asked = wanted();
-    await load(PAGE);
+    await load();
     ready = true;
     show();
     restart();
-    return h("div.stack", [list, h("div.row", [told, more, every])]);
+    return h("div.stack", [list, h("div.row", [told, more])]);
   });
   return h("section.stack", [
     h("div.choices", [

@@ -1,9 +1,8 @@
 // Findings of the hygiene check, with actions.
 
-import { call, enrollPage, galleryPath, subjectPage, templatePath } from "../api.js";
+import { call, enrollPage, galleryPath, subjectPage, subjectPath, templatePath } from "../api.js";
 import { Aside } from "../aside.js";
 import { each, fill, h } from "../dom.js";
-import { merge, move } from "../merging.js";
 import { counted, inHundred, ratio, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
 import { Pictures, keepHint, sides } from "../stored.js";
@@ -157,18 +156,13 @@ class Finding {
     this.place.focus();
   }
 
-  /** Run `act`, and say that it is `done`, with what it returns as undo. After an error the card is as before. */
+  /** Run `act`, and say that it is `done`. After an error the card is as before. */
   async run(act, done) {
     const before = [...this.place.children].filter((part) => !part.classList.contains("error"));
     fill(this.place, waiting("One moment…"));
     try {
-      const back = await act();
-      const undo = async () => {
-        await back();
-        fill(this.place, before);
-        this.place.focus();
-      };
-      this.finish(done, back && undo);
+      await act();
+      this.finish(done);
     } catch (error) {
       fill(this.place, problemBox(error), before);
       this.place.focus();
@@ -197,15 +191,13 @@ class Finding {
   merges() {
     const into = (to, from) => {
       const [kept, gone] = [called(to), called(from)];
-      const again = `Undo creates ${gone} again, with a new creation time.`;
-      const text = `All photos, tags and fields of ${gone} move to ${kept}, and ${gone} is deleted. If both have a name or the same field, that of ${kept} stays. You can undo the merge while this page is open. ${again}`;
+      const text = `All photos, tags and fields of ${gone} move to ${kept}, and ${gone} is deleted. If both have a name or the same field, that of ${kept} stays. This cannot be undone.`;
       return button(`Keep ${kept}`, async () => {
         const options = { shown: this.shown(), danger: false };
-        if (await confirmed("Merge both people?", text, `Keep ${kept}`, options))
-          await this.run(
-            () => merge(this.gallery, from.subject, to.subject),
-            `${gone} was merged into ${kept}. ${again}`,
-          );
+        if (!(await confirmed("Merge both people?", text, `Keep ${kept}`, options))) return;
+        const act = () =>
+          call("POST", `${subjectPath(this.gallery, from.subject)}/merge`, { json: { into: to.subject } });
+        await this.run(act, `${gone} was merged into ${kept}.`);
       });
     };
     const [first, second] = this.subjects;
@@ -218,14 +210,15 @@ class Finding {
     const { gallery, pictures } = this;
     const belongs = this.subjects.find((one) => one.subject === this.belongs_to);
     const moves = () => {
-      const act = () => move(gallery, template, subject, belongs.subject);
+      const act = () => call("PATCH", templatePath(gallery, subject, template), { json: { subject: belongs.subject } });
       return this.run(act, `Moved to ${called(belongs)}.`);
     };
     const removes = async () => {
       const text = "This cannot be undone. To restore it, enroll the same photo again.";
-      const shown = this.keeps && sides([["", pictures.photo(subject, template, `Photo ${i + 1}`)]]);
+      const shown =
+        this.keeps && sides([["", pictures.of({ subject: subject, template: template }, `Photo ${i + 1}`)]]);
       if (!(await confirmed("Delete this photo?", text, "Delete it", { shown }))) return;
-      await this.run(async () => void (await call("DELETE", templatePath(gallery, subject, template))), "Deleted.");
+      await this.run(() => call("DELETE", templatePath(gallery, subject, template)), "Deleted.");
     };
     const label = this.templates.length > 1 ? `Delete photo ${i + 1}` : "Delete the photo";
     return [
@@ -242,9 +235,9 @@ class Finding {
     const photos = templates.slice(0, MAX_FACES).map(({ subject, template }, i) => {
       const caption = pair ? this.named(subject) : templates.length > 1 ? `photo ${i + 1}` : "in question";
       const alt = pair ? `A photo of ${caption}` : `Photo ${i + 1} in question`;
-      return [caption, pictures.photo(subject, template, alt)];
+      return [caption, pictures.of({ subject: subject, template: template }, alt)];
     });
-    const best = (one) => [called(one), pictures.person(one.subject, `A photo of ${called(one)}`)];
+    const best = (one) => [called(one), pictures.of({ subject: one.subject }, `A photo of ${called(one)}`)];
     return sides([...photos, ...(pair ? [] : this.subjects.map(best))]);
   }
 }

@@ -1,17 +1,14 @@
 import { call, decoysPath, enrollPage, galleryPath, patiently, subjectPage } from "../api.js";
 import { galleryDesk, galleryField, ownRisk, riskField } from "../choices.js";
-import { each, fill, h, icon, svg } from "../dom.js";
+import { each, fill, h, icon } from "../dom.js";
 import { readingOrder } from "../layout.js";
 import { whole } from "../numbers.js";
-import { DESK, bodyOf, clearDesk, cropped, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
-import { read, write } from "../store.js";
+import { DESK, bodyOf, clearDesk, cropped, measure, open, picker, stage, thumbnail } from "../photo.js";
 import { Pictures, keepHint, sides } from "../stored.js";
-import { button, facts, folded, linkButton, outcome, problemBox, table, ticked, waiting } from "../ui.js";
+import { button, facts, folded, linkButton, outcome, problemBox, table, waiting } from "../ui.js";
 import * as words from "../words.js";
 
 export const title = () => "Identify";
-
-const LANDMARKS = "kith-landmarks";
 
 export const render = (params, signal) =>
   galleryDesk("Identify", "Find out who is in a photo, and how certain the answer is.", desk, params, signal);
@@ -121,20 +118,11 @@ function desk(known, params, signal) {
       return beside(h("div.card", [wait, h("div.actions", button("Cancel", cancel))]));
     }
     if (state === "stopped") return beside(h("div.card", [h("p", "Canceled."), button("Try again", back)]));
-    if (state === "failed") {
-      const shrink = async () => ((shot.photo = await open(await smaller(shot.photo), signal)), back());
-      return beside(
-        problemBox(problem, words.mayPass(problem) && back),
-        problem.code === "image_too_large" &&
-          shot.photo.drawable &&
-          h("div.actions", button("Send a smaller copy", shrink, { kind: "primary" })),
-      );
-    }
+    if (state === "failed") return beside(problemBox(problem, words.mayPass(problem) && back));
     return answered(shot, galleryOf(shot.gallery), back);
   }
 
   const pick = picker(take, { signal });
-  fill(place, sample());
   // Keep the photos for the return from the enrollment page.
   signal.addEventListener("abort", () => {
     DESK.back = DESK.photo && { files: shots.map((one) => one.photo.file), at: shots.indexOf(shown) };
@@ -190,7 +178,6 @@ function answered(shot, gallery, again) {
   const cards = seen.map((result, i) => (isRow[i] ? row : card)(result, i, shot, gallery, again, pictures));
   const ranked = (outcome) => cards.filter((_, i) => !corrected[i] && seen[i].outcome === outcome);
   const others = cards.filter((_, i) => isRow[i]);
-  const dots = h("input", { type: "checkbox", checked: read("localStorage", LANDMARKS) === "on" });
   const marks = seen.map((result, i) => ({
     face: result.face,
     outcome: result.outcome,
@@ -199,7 +186,6 @@ function answered(shot, gallery, again) {
   }));
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   const picture = stage(photo, marks, {
-    landmarks: dots.checked,
     alt: `${photo.file.name}. ${words.summary(results)}`,
     onChoose: (i) => {
       cards[i].scrollIntoView({ block: "nearest", behavior: still ? "auto" : "smooth" });
@@ -211,16 +197,12 @@ function answered(shot, gallery, again) {
     for (const name of ["pointerenter", "focusin"]) one.addEventListener(name, () => picture.point(i, true));
     for (const name of ["pointerleave", "focusout"]) one.addEventListener(name, () => picture.point(i, false));
   });
-  dots.addEventListener("change", () => {
-    write("localStorage", LANDMARKS, dots.checked ? "on" : "off");
-    picture.showLandmarks(dots.checked);
-  });
   return h("div.stack", [
     h("h2", words.summary(results)),
     shot.found?.truncated &&
       h("p.hint", `The photo shows ${whole(shot.found.face_count)} faces. Only the largest are searched for.`),
     h("div.columns", [
-      h("div.beside", [picture, h("div.row.between", [picture.zoom(), ticked(dots, "Landmarks")])]),
+      h("div.beside", picture),
       h("div.stack", [
         cards.filter((_, i) => corrected[i]),
         ranked("identified"),
@@ -288,7 +270,10 @@ function card(result, i, shot, gallery, again, pictures) {
   const enroll = (...wanted) => enrollLink(shot, result, ...wanted);
   const asks = answer !== "identified" && corrections(shot, i).length > 0;
   const who = answer === "identified" ? person(shot, result) : called(shot, result, gallery).title;
-  const stored = (one) => [words.called(one), pictures.person(one.subject, `Stored picture of ${words.called(one)}`)];
+  const stored = (one) => [
+    words.called(one),
+    pictures.of({ subject: one.subject }, `Stored picture of ${words.called(one)}`),
+  ];
   return h("article", { class: `card face-card ${answer}`, tabindex: "-1", "aria-label": `Face ${i + 1}` }, [
     h("div.face-head", [h("span.face-number", `${i + 1}`), h("h3.name", asks ? "Who is it?" : who), badge(answer)]),
     sides([["This photo", thumbnail(shot.photo, face.box, 96)], ...(gallery?.keep_crops ? people : []).map(stored)]),
@@ -367,30 +352,19 @@ export function meter({ similarity, threshold, review_threshold: review }) {
 /** Where the scale begins: what matters lies about the threshold, and that is near 1 for some recognizers. */
 const meterStart = (similarity, review) => Math.max(-1, Math.min(2.5 * review - 1.5, similarity - 0.05));
 
-const SOURCES = {
-  pack: "the model’s calibration",
-  gallery: "this gallery’s people",
-  both: "the model’s calibration and this gallery’s people",
-  explicit: "none (fixed threshold)",
-};
-
-function numbers({ similarity, threshold, review_threshold: review, risk, margin, ...result }) {
-  const asked = risk && ["fpir", "fmr", "threshold"].find((name) => name in risk);
-  return [
+const numbers = ({ similarity, threshold, review_threshold: review, margin, ...result }) =>
+  [
     ["Similarity", words.similarity(similarity)],
     ["Threshold", words.similarity(threshold)],
     ["Review threshold", words.similarity(review)],
     ["False-alarm probability", words.exact(result.false_alarm_probability, result.probability_is_bound)],
-    ["Requested risk", asked && `${asked.toUpperCase()} ${words.exact(risk[asked])}`],
-    ["Evidence", risk && SOURCES[risk.source] + (risk.extrapolated ? ", extrapolated" : "")],
     ["Margin to the next person", margin !== undefined && words.similarity(margin)],
   ].filter(([, value]) => value);
-}
 
 function details(result, shot, gallery, pictures) {
   const { quality, score } = result.face;
   const near = result.candidates.map((one) => [
-    h("span.person-cell", [gallery?.keep_crops && pictures.person(one.subject, ""), person(shot, one)]),
+    h("span.person-cell", [gallery?.keep_crops && pictures.of({ subject: one.subject }, ""), person(shot, one)]),
     words.similarity(one.similarity),
     words.chance(one.false_alarm_probability, one.probability_is_bound) ?? "unknown",
   ]);
@@ -401,33 +375,5 @@ function details(result, shot, gallery, pictures) {
     !result.outcome.startsWith("rejected") && facts(numbers(result)),
     near.length > 0 && table("Nearest people", ["Person", "Similarity", "By chance"], near),
     facts([...parts, ["Quality score", quality.score.toFixed(2)], ["Detection score", score.toFixed(2)]]),
-  ]);
-}
-
-const ANSWERS = [
-  ["identified", "A person of the gallery, with the probability that a stranger is this similar."],
-  ["uncertain", "Similar, but not enough for the chosen risk. A person should decide."],
-  ["unknown", "No person of the gallery. You can enroll the face."],
-  ["rejected_quality", "Too small, dark or blurred; the answer says which."],
-];
-
-/** An example as a drawing, without a real face. */
-function sample() {
-  return h("section.card.sample", [
-    svg("svg.sample-drawing", { viewBox: "0 0 240 150", "aria-hidden": "true" }, [
-      svg("rect.ground", { width: 240, height: 150, rx: 10 }),
-      [
-        [78, "identified"],
-        [166, "unknown"],
-      ].map(([x, kind]) => [
-        svg("path.body", { d: `M${x - 38} 150c2-34 18-46 38-46s36 12 38 46` }),
-        svg("circle.head", { cx: x, cy: 72, r: 26 }),
-        svg("rect", { class: `box ${kind}`, x: x - 30, y: 38, width: 60, height: 70, rx: 6 }),
-      ]),
-    ]),
-    h("div.stack", [
-      h("h2", "Possible answers"),
-      each("ul.legend", ANSWERS, ([kind, text]) => h("li", [badge(kind), h("span", text)])),
-    ]),
   ]);
 }

@@ -2,7 +2,7 @@
 
 import { call, galleryPage, galleryPath, part } from "../api.js";
 import { galleries, galleryField } from "../choices.js";
-import { fill, h, icon } from "../dom.js";
+import { fill, h } from "../dom.js";
 import { counted, duration, when, whole } from "../numbers.js";
 import { refusalList, watch } from "../reports.js";
 import {
@@ -11,19 +11,20 @@ import {
   confirmed,
   empty,
   field,
+  folded,
   heading,
   linkButton,
+  loading,
   notice,
-  tell,
+  outcome,
   ticked,
   toast,
   waiting,
 } from "../ui.js";
 import { ARCHIVES, archiveType, sender } from "../upload.js";
 
-const SHOWN = 50;
+const SHOWN = 100;
 const ITEMS = 50;
-const MAX_PAGE = 1000; // limit of the service
 const KINDS = {
   enrollment: "Enrollment from an archive",
   album: "Album of photos",
@@ -51,8 +52,6 @@ const REASONS = {
   duplicate_subject: "Enrolled under another name",
   inconsistent_template: "Unlike the person’s other photos",
 };
-/** Archives that this tab has sent, by job, for a retry without another choice of the file. */
-const SENT = new Map();
 
 export const title = () => "Jobs";
 
@@ -60,17 +59,14 @@ export function render(params, signal) {
   const list = h("ul.stack");
   const cards = new Map();
   const body = h("div", waiting("Loading jobs…"));
-  let shown = SHOWN;
-  const more = button("Show more", async () => ((shown = Math.min(MAX_PAGE, shown + SHOWN)), await look()));
-  const beyond = h("div.actions", more);
+  const beyond = h("p.hint", `The latest ${SHOWN} jobs. “kith jobs list” lists all.`);
   const begins = () => begin(signal, look, params.gallery);
   const look = watch(
     async () => {
-      const query = { gallery: params.gallery, limit: shown };
+      const query = { gallery: params.gallery, limit: SHOWN };
       const { data: jobs, next } = await call("GET", "/v1/jobs", { query, signal });
       show(jobs);
       beyond.hidden = next === null;
-      if (shown === MAX_PAGE) fill(beyond, h("p.hint", `The latest ${whole(MAX_PAGE)} of more jobs.`));
       return jobs.some(active);
     },
     signal,
@@ -80,10 +76,10 @@ export function render(params, signal) {
   function show(jobs) {
     if (jobs.length === 0) return fill(body, nothing(begins));
     for (const job of jobs) {
-      if (!cards.has(job.id)) cards.set(job.id, new JobCard(job.id, look, signal));
+      if (!cards.has(job.id)) cards.set(job.id, card(job.id, look, signal));
       cards.get(job.id).update(job);
     }
-    const wanted = jobs.map((job) => cards.get(job.id).element);
+    const wanted = jobs.map((job) => cards.get(job.id));
     // Keep unchanged elements: they can be focused or open.
     if (wanted.some((element, i) => list.children[i] !== element) || list.children.length !== wanted.length)
       fill(list, wanted);
@@ -112,116 +108,75 @@ const nothing = (start) =>
     button("Enroll many people", start, { kind: "primary", icon: "upload" }),
   );
 
-// One job, updated in place
+/** A card of a job. The element has `update(job)`, which keeps the opened list and the focus. */
+function card(id, look, signal) {
+  const [name, state, far, became, problem] = [h("h2"), h("p"), h("p.far"), h("p.hint"), h("div")];
+  const bar = h("progress", { max: 1, "aria-label": "Progress" });
+  const [summary, list] = [h("span"), h("div")];
+  const items = folded(summary, list, {
+    class: "details items",
+    onToggle: () => items.open && fill(list, loading(refused)),
+  });
+  let job = null;
+  let told = null;
 
-class JobCard {
-  constructor(id, look, signal) {
-    this.id = id;
-    this.turn = 0; // number of restarts of the list of refused items
-    this.listed = null; // number of shown items
-    this.next = null;
-    this.look = look;
-    this.signal = signal;
-    this.name = h("h2");
-    this.state = h("p");
-    this.bar = h("progress", { max: 1, "aria-label": "Progress" });
-    this.far = h("p.far");
-    this.became = h("p.hint");
-    this.problem = h("div");
-    this.refused = h("div");
-    this.retry = button("Retry these with the largest face", () => begin(signal, look, this.job.gallery, this.job), {
-      icon: "upload",
-    });
-    this.cancel = button("Cancel the job", () => this.callOff(), { kind: "danger" });
-    this.items = h("details.items", { onToggle: () => this.items.open && this.begin() }, [
-      h("summary", ""),
-      this.refused,
-    ]);
-    this.element = h("li.card.job", [
-      h("div.row.between", [this.name, this.state]),
-      this.bar,
-      this.far,
-      this.became,
-      this.problem,
-      this.items,
-      h("div.actions", [this.retry, this.cancel]),
-    ]);
+  /** The refused items so far, in pages. */
+  async function refused() {
+    const page = async (cursor) => {
+      const query = { failed: true, limit: ITEMS, cursor };
+      const { data, next } = await call("GET", `/v1/jobs/${part(id)}/items`, { query, signal });
+      const more = button("Show more", async () => more.replaceWith(...(await page(next))));
+      return [refusalList(data.map(({ item, problem: why }) => [item, why])), next && more].filter(Boolean);
+    };
+    return await page(null);
   }
 
-  update(job) {
-    const text = JSON.stringify(job);
-    if (text === this.text) return;
-    this.text = text;
-    this.job = job;
-    const { state, failed_count: failed, done_count: done, total_count: total, problem } = job;
-    const partly = [`done, ${whole(failed)} refused`, "uncertain", "warning"];
-    const [said, tone, picture] = state === "succeeded" && failed > 0 ? partly : STATES[state];
-    const gallery = h("a", { href: galleryPage(job.gallery) }, job.gallery);
-    fill(this.name, KINDS[job.kind] ?? job.kind, " · ", gallery);
-    this.state.className = `outcome ${tone}`;
-    fill(this.state, icon(picture), job.canceling ? "stopping" : said);
-    this.bar.hidden = !active(job);
-    if (total === null) this.bar.removeAttribute("value");
-    else this.bar.value = total ? done / total : 0;
-    this.far.textContent = far(job);
-    this.became.textContent = became(job);
-    const told = problem && [h("p", `${problem.title}. ${problem.detail}`), h("p", problem.remedy)];
-    fill(this.problem, problem && notice("warning", told, "error"));
-    this.items.hidden = failed === 0;
-    this.items.querySelector("summary").textContent = `Refused items (${whole(failed)})`;
-    this.cancel.hidden = !active(job) || job.canceling;
-    this.retry.hidden = active(job) || !job.counts.several_faces;
-    if (this.items.open && this.listed !== null) this.offer();
-  }
-
-  async callOff() {
-    const yes = await confirmed(
-      "Cancel this job?",
-      this.job.kind === "album"
+  const stop = async () => {
+    const text =
+      job.kind === "album"
         ? "Its faces are deleted."
-        : "Completed work stays. To continue, send the same archive again. It skips enrolled photos.",
-      "Cancel the job",
-    );
-    if (!yes) return;
-    await call("POST", `/v1/jobs/${part(this.id)}/cancel`);
-    this.look();
-  }
-
-  /** List refused items from the start, at least `least`. */
-  begin(least = ITEMS) {
-    this.turn += 1;
-    this.listed = null;
-    return this.more(null, Math.min(MAX_PAGE, least), (rows) => fill(this.refused, rows));
-  }
-
-  async more(cursor, limit, show) {
-    const mine = this.turn;
-    const page = await call("GET", `/v1/jobs/${part(this.id)}/items`, {
-      query: { failed: true, limit, cursor },
-      signal: this.signal,
-    }).catch(tell);
-    if (!page || mine !== this.turn) return; // the list was restarted
-    show(refusalList(page.data.map(({ item, problem }) => [item, problem])));
-    this.listed = (this.listed ?? 0) + page.data.length;
-    this.next = page.next;
-    this.offer();
-  }
-
-  /** Offer more items, also new ones. */
-  offer() {
-    const more = this.next
-      ? () => this.more(this.next, ITEMS, (rows) => this.refused.append(rows))
-      : () => this.begin(this.listed + ITEMS);
-    const wanted = this.next !== null || this.job.failed_count > this.listed;
-    const shown = this.refused.querySelector(".more");
-    if (wanted && shown && this.refused.lastChild === shown && shown.next === this.next) return; // it can be focused
-    shown?.remove();
-    if (wanted)
-      this.refused.append(Object.assign(h("div.actions.more", button("Show more", more)), { next: this.next }));
-  }
+        : "Completed work stays. To continue, send the same archive again. It skips enrolled photos.";
+    if (!(await confirmed("Cancel this job?", text, "Cancel the job"))) return;
+    await call("POST", `/v1/jobs/${part(id)}/cancel`);
+    look();
+  };
+  const retry = button("Retry these with the largest face", () => begin(signal, look, job.gallery, job), {
+    icon: "upload",
+  });
+  const cancel = button("Cancel the job", stop, { kind: "danger" });
+  const element = h("li.card.job", [
+    h("div.row.between", [name, state]),
+    bar,
+    far,
+    became,
+    problem,
+    items,
+    h("div.actions", [retry, cancel]),
+  ]);
+  element.update = (now) => {
+    const text = JSON.stringify(now);
+    if (text === told) return;
+    [told, job] = [text, now];
+    const { failed_count: failed, done_count: done, total_count: total, problem: why } = job;
+    const partly = [`done, ${whole(failed)} refused`, "uncertain", "warning"];
+    const [said, tone, picture] = job.state === "succeeded" && failed > 0 ? partly : STATES[job.state];
+    fill(name, KINDS[job.kind] ?? job.kind, " · ", h("a", { href: galleryPage(job.gallery) }, job.gallery));
+    fill(state, outcome(tone, picture, job.canceling ? "stopping" : said));
+    bar.hidden = !active(job);
+    if (total === null) bar.removeAttribute("value");
+    else bar.value = total ? done / total : 0;
+    far.textContent = progress(job);
+    became.textContent = results(job);
+    fill(problem, why && notice("warning", [h("p", `${why.title}. ${why.detail}`), h("p", why.remedy)], "error"));
+    items.hidden = failed === 0;
+    fill(summary, `Refused items (${whole(failed)})`);
+    cancel.hidden = !active(job) || job.canceling;
+    retry.hidden = active(job) || !job.counts.several_faces;
+  };
+  return element;
 }
 
-function far(job) {
+function progress(job) {
   const of =
     job.total_count === null
       ? counted(job.done_count, "item")
@@ -232,7 +187,7 @@ function far(job) {
   return `${of}${job.rate === null ? "" : `, ${whole(job.rate)} per second`}${left}`;
 }
 
-function became(job) {
+function results(job) {
   const parts = Object.entries(job.counts).sort(([, a], [, b]) => b - a);
   return parts
     .map(([reason, count]) => `${REASONS[reason] ?? reason.replaceAll("_", " ")}: ${whole(count)}`)
@@ -250,8 +205,7 @@ async function begin(signal, look, chosen, again = null) {
     return;
   }
   const where = galleryField(known, null, { chosen });
-  const sent = SENT.get(again?.id);
-  const file = h("input", { type: "file", accept: ARCHIVES, required: sent === undefined });
+  const file = h("input", { type: "file", accept: ARCHIVES, required: true });
   const largest = h("input", { type: "checkbox", checked: again !== null });
   const poor = h("input", { type: "checkbox" });
   const sending = sender("Sent. The server reads the archive…");
@@ -267,25 +221,16 @@ async function begin(signal, look, chosen, again = null) {
           h("pre.tree", tree),
         ],
     where,
-    field(
-      "Archive",
-      file,
-      sent
-        ? `Without a choice: “${sent.name}” again.`
-        : again
-          ? "Choose the same archive again."
-          : "zip, tar, tar.gz or tar.zst",
-    ),
+    field("Archive", file, again ? "Choose the same archive again." : "zip, tar, tar.gz or tar.zst"),
     ticked(largest, "Use the largest face of photos with several people"),
     ticked(poor, "Accept photos of low quality"),
     sending.element,
   ];
   ask(again ? "Retry with the largest face" : "Enroll many people", "Start", elements, async (until) => {
-    const archive = file.files[0] ?? sent;
+    const archive = file.files[0];
     const query = { face: largest.checked ? "largest" : "only", allow_low_quality: poor.checked };
     const options = { query, type: archiveType(archive) ?? "application/octet-stream", signal: until };
-    const job = await sending.send(`${galleryPath(where.value)}/enrollments`, archive, options);
-    SENT.set(job.id, archive);
+    await sending.send(`${galleryPath(where.value)}/enrollments`, archive, options);
     toast("The job is queued. You can close this page.");
     look();
   });

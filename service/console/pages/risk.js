@@ -1,4 +1,4 @@
-// Risk of a gallery: the curve, a movable target, and its meaning in words. All numbers are the service's.
+// Risk of a gallery: the curve, a target on a slider, and its meaning in words. All numbers are the service's.
 
 import { call, galleryPage, galleryPath } from "../api.js";
 import { riskChart } from "../chart.js";
@@ -6,10 +6,9 @@ import { fill, h, svg } from "../dom.js";
 import { counted, everySo, inHundred, oneIn, STOPS, when, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
 import { read, write } from "../store.js";
-import { button, field, loading, notice, outcome, table, ticked, toast } from "../ui.js";
+import { button, field, loading, notice, outcome, table, toast } from "../ui.js";
 
 const MAX_TARGETS = 20;
-const LATEST_MOVES = 20;
 const SOURCES = {
   pack: "the recognizer's own calibration",
   gallery: "the people of this gallery",
@@ -34,66 +33,44 @@ export function render({ gallery }, signal) {
 }
 
 async function view(gallery, signal, again) {
-  const [settings, report] = await Promise.all([
-    call("GET", galleryPath(gallery), { signal }),
-    asked(gallery, STOPS, signal),
-  ]);
-  const { curve } = report;
-  const stops = stopsOf(report.targets);
-  let now = report.threshold;
+  const settings = await call("GET", galleryPath(gallery), { signal });
   let inUse = settings.risk;
+  const targets = new Set([...STOPS, ...(inUse.fpir === undefined ? [] : [inUse.fpir])]);
+  const report = await asked(
+    gallery,
+    [...targets].sort((a, b) => b - a),
+    signal,
+  );
+  const stops = stopsOf(report.targets);
+  if (stops.length === 0) return outOfReach();
+  let now = report.threshold;
   let chosen =
-    inUse.fpir === undefined ? nearest(stops, (one) => Math.abs(one.similarity - now)) : await stop(inUse.fpir);
-  if (chosen === undefined) return outOfReach();
-  let growth = false;
-  const detail = { open: false };
+    inUse.fpir === undefined ? nearest(stops, (one) => Math.abs(one.similarity - now)) : ofRisk(stops, inUse.fpir);
   const state = h("div.stack");
-  const told = h("p.unseen", { role: "status" });
-  const chart = riskChart({ curve, stops, words: inWords, onMove: choose });
-  const growing = h("input", { type: "checkbox", onChange: () => ((growth = growing.checked), draw()) });
+  const changes = h("div", { role: "status" });
+  const chart = riskChart({ curve: report.curve, stops });
+  const slider = h("input", {
+    type: "range",
+    min: 0,
+    max: stops.length - 1,
+    value: stops.indexOf(chosen),
+    onInput: () => draw(stops[slider.value]),
+  });
   const figure = h("figure.card.plot", [
     h("h2", "Risk by required similarity"),
     legend(),
     h("div.canvas", chart.element),
-    h(
-      "figcaption.hint",
-      "Drag the target, or move it with the arrow keys. The shaded band is the 95 % interval. The dashed part is extrapolated.",
-    ),
-    ticked(growing, "Show ten times as many people"),
+    field("The risk you accept", slider, "To the right: stricter. Nothing changes until you use the risk."),
+    h("figcaption.hint", "The shaded band is the 95 % interval. The dashed part is extrapolated."),
   ]);
 
-  /** The stop of a risk, which becomes one if it is reachable; else the nearest. */
-  async function stop(fpir) {
-    if (!stops.some((one) => one.fpir === fpir)) {
-      stops.push(...stopsOf((await asked(gallery, [fpir], signal)).targets));
-      stops.sort((a, b) => b.fpir - a.fpir);
-    }
-    return ofRisk(stops, fpir);
-  }
-
-  function choose(stop) {
+  function draw(stop) {
     chosen = stop;
-    draw();
-    clearTimeout(choose.timer);
-    choose.timer = setTimeout(() => (told.textContent = `${inWords(stop)}.`), 600);
-  }
-
-  function draw() {
+    slider.setAttribute("aria-valuetext", inWords(stop));
     // From the threshold of this multiple of the risk on, answers are uncertain instead of unknown.
-    const review = ofRisk(stops, chosen.fpir * settings.review_factor).similarity;
-    chart.show({ stop: chosen, review, now, growth });
-    fill(state, beyond(), meaning(chosen), use(), changes, detailsOf(chosen, report, exactly, detail));
-  }
-
-  async function exactly(times) {
-    choose(await stop(Number((1 / times).toPrecision(3))));
-    chart.focus();
-  }
-
-  function beyond() {
-    const larger = now < curve[0].similarity;
-    if (now > 1 || (!larger && now <= curve.at(-1).similarity)) return null;
-    return notice("question", `In use: a ${larger ? "larger" : "smaller"} risk than the curve shows.`);
+    const review = ofRisk(stops, stop.fpir * settings.review_factor).similarity;
+    chart.show({ stop, review, now });
+    fill(state, meaning(stop), use(), changes);
   }
 
   function use() {
@@ -115,26 +92,19 @@ async function view(gallery, signal, again) {
     const fresh = await call("GET", `${galleryPath(gallery)}/risk`, { signal });
     inUse = changed.risk;
     now = fresh.threshold;
-    draw();
+    draw(chosen);
     const undo = button("Undo", () => accept(before, true));
     const uses = undoing ? `${gallery} uses the previous risk` : `All searches in ${gallery} now use this risk`;
-    const text = `${uses}: ${accepted(inUse, now)}.`;
-    fill(changes, notice("check", [h("p", text), !undoing && undo]));
-    clearTimeout(choose.timer); // do not announce the target over this text
-    told.textContent = text;
-    (undoing ? chart : undo).focus();
+    fill(changes, notice("check", [h("p", `${uses}: ${accepted(inUse, now)}.`), !undoing && undo]));
+    (undoing ? slider : undo).focus();
   }
 
-  const changes = h("div");
-  queueMicrotask(draw);
+  queueMicrotask(() => draw(chosen));
   return [
     settings.subject_count < 2 && few(settings.subject_count),
     h("div.columns.risks", [
       h("div.stack.wide", [figure, evidence(gallery, report, signal, again)]),
-      h("div.stack.wide", [
-        h("section.card.meaning", { "aria-label": "What the chosen risk means" }, [state, told]),
-        history(gallery, signal),
-      ]),
+      h("section.card.meaning", { "aria-label": "What the chosen risk means" }, state),
     ]),
     asTable(stops),
   ];
@@ -193,27 +163,16 @@ function meaning({ fpir, fnir, today }) {
     h("hr"),
     fnir === null
       ? h("p", "The share of missed people is not measured for this recognizer.")
-      : h("div.said.with-dots", [
-          h("div", [
-            h("p.figure.missed", inHundred(fnir)),
-            h("p", `${MISSED}.`),
-            h(
-              "p.hint",
-              `Between ${inHundred(today.fnir_low)} and ${inHundred(today.fnir_high)}, for photos like those enrolled.`,
-            ),
-          ]),
-          dots(fnir),
+      : h("div.said", [
+          h("p.figure.missed", inHundred(fnir)),
+          h("p", `${MISSED}.`),
+          h(
+            "p.hint",
+            `Between ${inHundred(today.fnir_low)} and ${inHundred(today.fnir_high)}, for photos like those enrolled.`,
+          ),
         ]),
     today.extrapolated && h("p.hint", "This risk is extrapolated: it is too small to count."),
   ];
-}
-
-/** A hundred dots with a filled share. */
-function dots(share) {
-  const filled = Math.round(share * 100);
-  const dot = (_, i) =>
-    svg("circle", { class: i < filled ? "full" : "", cx: 5 + 10 * (i % 10), cy: 5 + 10 * Math.floor(i / 10), r: 3.6 });
-  return svg("svg.dots", { viewBox: "0 0 100 100", "aria-hidden": "true" }, Array.from({ length: 100 }, dot));
 }
 
 function legend() {
@@ -228,36 +187,6 @@ function legend() {
     zone("identified", "named"),
     zone("unknown", "unknown"),
     zone("uncertain", "uncertain: a person should check"),
-  ]);
-}
-
-function detailsOf({ fpir, today, grown }, report, exactly, detail) {
-  const input = h("input.short", { type: "number", min: 2, max: 1e9, value: String(Math.round(1 / fpir)) });
-  const submit = (event) => {
-    event.preventDefault();
-    if (input.checkValidity()) exactly(Number(input.value)).catch((error) => toast(error.message, "error"));
-  };
-  const row = (name, value) => [h("dt", name), h("dd", value)];
-  const digits = (value) => Math.min(1, value).toFixed(4);
-  const more = grown.fnir === null ? "" : missed(grown.fnir);
-  const { fnir } = today;
-  return h("details", { open: detail.open, onToggle: (event) => (detail.open = event.target.open) }, [
-    h("summary", "Details"),
-    h("dl.pairs", [
-      row("FPIR", String(fpir)),
-      row("Threshold", `${digits(today.threshold)} (95 %: ${digits(today.low)} to ${digits(today.high)})`),
-      row("FNIR", fnir === null ? "not measured" : `${fnir} (95 %: ${today.fnir_low} to ${today.fnir_high})`),
-      row("People", whole(today.subject_count)),
-      row(
-        `At ${whole(grown.subject_count)} people`,
-        grown.threshold > 1 ? "unreachable" : `${digits(grown.threshold)}; ${more}`,
-      ),
-      row("Evidence", `${report.evidence.source}${today.extrapolated ? ", extrapolated" : ""}`),
-    ]),
-    h("form.inline", { onSubmit: submit }, [
-      field("One in", input),
-      h("button.button.plain", { type: "submit" }, "Show"),
-    ]),
   ]);
 }
 
@@ -290,6 +219,15 @@ function evidence(gallery, report, signal, again) {
         ? "Not computed from this gallery yet."
         : `Computed ${when(found.derived_at)}${found.up_to_date ? "" : ". People changed since then: Kith is computing it again"}.`,
     ),
+    h("p.hint", [
+      "The threshold changes with the enrolled people, so that the risk stays the same. ",
+      h(
+        "a",
+        { href: `#/settings/audit?${new URLSearchParams({ event: "threshold_moved", gallery })}` },
+        "See its changes",
+      ),
+      ".",
+    ]),
     h("div.actions", button("Compute again", derive)),
   ]);
 }
@@ -316,39 +254,6 @@ function agreement({ observed_count: observed, expected }) {
   if (observed > 1.5 * expected + 3) return "That is far more: there may be duplicates or relatives.";
   if (observed < expected / 1.5 - 3) return "That is far fewer: the real risk is smaller.";
   return "That agrees.";
-}
-
-function history(gallery, signal) {
-  const query = { event: "threshold_moved", limit: LATEST_MOVES };
-  const latest = async () => {
-    const { data } = await call("GET", `${galleryPath(gallery)}/audit`, { query, signal });
-    if (data.length > 0) return moves(data);
-    return h(
-      "p.hint",
-      "No changes yet. The threshold changes with the enrolled people, so that the risk stays the same.",
-    );
-  };
-  const refused = (error) => {
-    if (error.status !== 403) throw error;
-    return h("p.hint", "This needs a key with the scope “admin”.");
-  };
-  return h("section.card.moved", [h("h2", "Threshold history"), loading(() => latest().catch(refused))]);
-}
-
-function moves(lines) {
-  const rows = lines.map(({ at, details: { before, after, reason } }) => [
-    when(at),
-    [before?.threshold, after?.threshold]
-      .filter((one) => one !== undefined)
-      .map((one) => one.toFixed(4))
-      .join(" → "),
-    after?.subjects === undefined ? "" : whole(after.subjects),
-    reason ?? "",
-  ]);
-  return h("div.stack.short-list", [
-    h("p.hint", "The threshold changes with the enrolled people, so that the risk stays the same. Newest first."),
-    table("Threshold history", ["When", "Threshold", "People", "Reason"], rows),
-  ]);
 }
 
 function asTable(stops) {

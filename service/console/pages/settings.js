@@ -1,13 +1,12 @@
-import { call, galleryPage, galleryPath } from "../api.js";
+import { call, galleryPath } from "../api.js";
 import { Aside } from "../aside.js";
 import { fill, h } from "../dom.js";
 import { download } from "../files.js";
 import { galleryForm } from "../gallery_form.js";
 import { counted, when, whole } from "../numbers.js";
-import { galleryHeading, refusalList } from "../reports.js";
+import { galleryHeading } from "../reports.js";
 import { receipt } from "../receipt.js";
 import { button, confirmed, facts, heading, linkButton, loading, problemBox, toast } from "../ui.js";
-import { sender } from "../upload.js";
 import { problem } from "../words.js";
 
 export const title = ({ gallery }) => `Settings of ${gallery}`;
@@ -57,90 +56,27 @@ const about = (gallery, found) =>
   h("section.card", [
     h("h2", "Properties"),
     facts([
-      ["People", whole(found.subject_count)],
-      ["Photos", whole(found.template_count)],
       ["Created", when(found.created_at)],
       ["Recognizer", found.recognizer.slice(0, 12)],
       ["Embedding dimensions", whole(found.dimension)],
     ]),
-    h("div.actions", linkButton("Change the recognizer", galleryPage(gallery, "/recognizer"), { icon: "move" })),
+    h("p.hint", "“kith gallery migrate” changes the recognizer while searches go on."),
   ]);
 
 function files(gallery, found, signal) {
-  const many = found.template_count > 100_000;
-  const take = h("input", { type: "file", accept: ".ndjson,.jsonl", hidden: true });
-  const begin = button("Import", () => take.click());
-  const told = h("div.stack", { role: "status" });
-  take.addEventListener("change", async () => {
-    const [file] = take.files;
-    take.value = "";
-    if (!file) return;
-    const stop = new AbortController();
-    const until = AbortSignal.any([signal, stop.signal]);
-    const sending = sender("Sent. The server imports the rest…");
-    begin.disabled = true;
-    const leaving = h("p", `Importing “${file.name}”. Leaving this page cancels the import.`);
-    fill(
-      told,
-      leaving,
-      sending.element,
-      h(
-        "div.actions",
-        button("Stop", () => stop.abort()),
-      ),
-    );
-    try {
-      const options = { type: "application/x-ndjson", signal: until };
-      fill(told, imported(await sending.send(`${galleryPath(gallery)}/import`, file, options)));
-    } catch (error) {
-      const partly = error.document?.report;
-      if (error.name !== "AbortError") fill(told, problemBox(error), partly && imported(partly));
-      else fill(told, h("p", CANCELED));
-      if (signal.aborted) toast(CANCELED, "error"); // the user left the page
-    } finally {
-      begin.disabled = false;
-    }
-  });
   const save = () => download(`${galleryPath(gallery)}/export`, `${gallery}.ndjson`, { signal });
   return h("section.card", [
-    h("h2", "Export and import"),
+    h("h2", "Export"),
     h(
       "p",
       "A file of all people with their embeddings, for another Kith or as an archive. It is not encrypted: protect it like the photos.",
     ),
-    many &&
-      h(
-        "p.hint",
-        "This gallery is large, and the browser holds the file in memory. Use “kith gallery export” instead.",
-      ),
-    h("div.actions", [button("Export", save, { icon: "upload" }), begin, take]),
-    told,
-    h("p.hint", "Both need a key with the scope “admin”."),
-  ]);
-}
-
-const CANCELED = "The import was canceled. Imported data stays. Import the same file again to continue.";
-
-/** The result of an import: counts, and refused items with reasons. */
-function imported({
-  subject_count: subjects,
-  template_count: templates,
-  present_count: present,
-  refused_count: refused,
-  refusals,
-}) {
-  const of = refused > refusals.length ? ` (first ${whole(refusals.length)} listed)` : "";
-  return [
+    h("div.actions", button("Export", save, { icon: "upload" })),
     h(
-      "p",
-      `Imported: ${counted(subjects, "person", "people")}, ${counted(templates, "photo")}. Skipped: ${whole(present)}. Refused: ${whole(refused)}${of}.`,
+      "p.hint",
+      `It needs a key with the scope “admin”. “kith gallery import” reads the file${found.template_count > 100_000 ? "; for a gallery as large as this one use “kith gallery export”" : ""}.`,
     ),
-    refused > 0 &&
-      h("details.items", { open: refused <= 20 }, [
-        h("summary", `Refused items (${whole(refused)})`),
-        refusalList(refusals.map(({ item, error }) => [`line ${item}`, error])),
-      ]),
-  ];
+  ]);
 }
 
 function removal(gallery, found, place, signal) {

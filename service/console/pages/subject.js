@@ -97,7 +97,7 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
     ];
     return h("div.photo-row", [
       keeps && quality
-        ? pictures.photo(person.id, id, `Stored picture of ${words.called(person)}`)
+        ? pictures.of({ subject: person.id, template: id }, `Stored picture of ${words.called(person)}`)
         : h("span.thumb.blank", { "aria-hidden": "true" }, icon(quality ? "enroll" : "hygiene")),
       h("div.stack.tight", [
         h("p", [
