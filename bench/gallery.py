@@ -15,7 +15,6 @@ import os
 import platform
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -36,15 +35,14 @@ from models.runtime.onnx_runtime import available_cores
 from models.vision.recognition import l2_normalize
 from service.domain.gallery import GallerySettings, NewTemplate, SubjectRecord
 from service.index.faiss_structures import api as faiss
-from service.index.faiss_structures import exact, lower_thread_priority, trainer_for
-from service.index.follower import Followers, in_process
+from service.index.faiss_structures import exact, trainer_for
+from service.index.follower import in_process
 from service.index.protocol import Kind
-from service.index.segment_builder import Batch
 from service.index.segmented_index import SegmentedIndex
 from service.index.segments import Rows
 from service.security.sealing import Seal
 from service.storage.db.row_sealing import seal_subject, subject_lookup
-from service.storage.db.tables import galleries, subjects, templates, vectors
+from service.storage.db.tables import subjects, templates, vectors
 from service.storage.repositories.change_log import ROWS_PER_READ
 from service.storage.repositories.store import Store
 from tests.databases import open_database
@@ -60,8 +58,6 @@ LARGE: Final = 1_000_000
 BATCH: Final = 64
 K: Final = 10
 SEED: Final = 11
-MAX_SECONDS: Final = 180
-"""Timeout of index maintenance."""
 Row = dict[str, Any]
 
 
@@ -70,9 +66,7 @@ def main() -> None:
     report = {
         "machine": {"platform": platform.platform(), "cores": available_cores(), "faiss": faiss.__version__},
         "searches": compared(size, ["exact", "compact"]),
-        "order": in_order(size),
         "log": following(size),
-        "many": many(size // 100, 100),
     }
     if size >= LARGE:
         write(RESULTS / "gallery.md", text(report), report)
@@ -183,41 +177,6 @@ def timed(function: Callable[..., object], *arguments: object) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-# Index maintenance
-
-
-def in_order(size: int) -> Row:
-    """Search while a fifth of the gallery is replaced and its segments are rebuilt in the background."""
-    say("index maintenance under searches")
-    held, probes, _ = gallery(size)
-    index = loaded(held, "compact")
-    index.compact()
-    quiet = [timed(index.view.search, probes[i % PROBES][None], K) for i in range(300)]
-    done, replaced = threading.Event(), list[int]()
-
-    def order() -> None:
-        lower_thread_priority()
-        keys = np.arange(0, size, 4)[: size // 5]
-        for part in np.array_split(keys, max(1, len(keys) // 20_000)):
-            if time.perf_counter() - started > MAX_SECONDS:
-                break
-            index.apply([Batch(part, Rows(part, held[part]), 1)])
-            index.compact()
-            replaced.append(len(part))
-        done.set()
-
-    thread = threading.Thread(target=order)
-    started = time.perf_counter()
-    thread.start()
-    busy: list[float] = []
-    while not done.is_set():
-        busy.append(timed(index.view.search, probes[len(busy) % PROBES][None], K))
-    thread.join()
-    figures = {"templates": size, "replaced": sum(replaced), "seconds": time.perf_counter() - started}
-    figures |= times("quiet_", quiet) | times("busy_", busy)
-    return figures | {"searches": len(busy), "stall_ms": max(busy) - float(np.median(quiet))}
-
-
 # The change log
 
 
@@ -293,33 +252,6 @@ def stranger(seed: int) -> Float:
     return np.asarray(l2_normalize(np.random.default_rng(1000 + seed).standard_normal((1, DIMENSION)))[0], np.float32)
 
 
-def many(count: int, size: int) -> Row:
-    """Search many small galleries once each, and then again."""
-    say(f"{count:,} galleries of {size} people")
-    rng = np.random.default_rng(SEED)
-    with database() as (store, url):
-        first_pk = store.galleries.create("first", "f" * 32, DIMENSION, GallerySettings()).pk
-        another = open_database(url)
-        with another.engine.execution_options(write=True).begin() as connection:
-            row = connection.execute(sa.select(galleries).where(galleries.c.pk == first_pk)).one()._asdict()
-            for pk in range(first_pk + 1, first_pk + 1 + count):
-                connection.execute(galleries.insert().values(**row | {"pk": pk, "name": f"g{pk:05d}"}))
-                fill(connection, pk, another.vault.create(connection, pk), photos(drawn(size, rng), rng), 1)
-        found = [store.galleries.get(f"g{pk:05d}") for pk in range(first_pk + 1, first_pk + 1 + count)]
-        gc.collect()
-        before = look_at(os.getpid()).rss_bytes
-        followers = Followers(in_process(store))
-        probe = stranger(0)[None]
-        search = lambda each: followers.catch_up_blocking(each).search(probe, 2)  # noqa: E731
-        first = [timed(search, each) for each in found]
-        after = look_at(os.getpid()).rss_bytes
-        again = [timed(search, each) for each in found]
-        followers.close()
-    figures: Row = {"galleries": count, "people": size}
-    figures["resident_of_raw"] = (after - before) / (count * size * DIMENSION * 4)
-    return figures | times("first_", first) | times("again_", again)
-
-
 @contextmanager
 def database() -> Iterator[tuple[Store, str]]:
     with tempfile.TemporaryDirectory() as folder:
@@ -357,20 +289,18 @@ def fill(connection: sa.Connection, gallery_pk: int, seal: Seal, held: Float, ea
 
 
 def text(report: Row) -> str:
-    titles = {
-        "order": "Searches while a fifth of the vectors is replaced and the segments are rebuilt in the background",
-        "log": "Following SQLite: a search, the first one after a write of this and of another process, and writes",
-        "many": "Many small galleries, each searched once and then again",
-    }
-    sections = [f"## {title}\n\n{figures_table([report[key]])}\n" for key, title in titles.items()]
-    return "\n".join(
-        [
-            f"# Searching a gallery\n\n`python -m bench.gallery`; {report['machine']['cores']} cores, faiss "
-            f"{report['machine']['faiss']}; {DIMENSION} numbers a vector, {K} results, batches of {BATCH}.\n",
-            f"{figures_table(report['searches'])}\n",
-            *sections,
-        ]
-    )
+    machine = report["machine"]
+    return f"""# Searching a gallery
+
+`python -m bench.gallery`; {machine["cores"]} cores, faiss {machine["faiss"]}; {DIMENSION} numbers a vector, {K}
+results, batches of {BATCH}.
+
+{figures_table(report["searches"])}
+
+## Following SQLite: a search, the first one after a write of this and of another process, and writes
+
+{figures_table([report["log"]])}
+"""
 
 
 if __name__ == "__main__":

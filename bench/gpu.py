@@ -8,7 +8,6 @@ docs/scale.md explains the figures.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from bench.common import CACHE, RESULTS, figures_table, ratios, say, write
 from bench.gallery import K, gallery, recalls, speed
 from bench.load import Generator, Order, look_at, multipart
 from bench.machine import about
-from bench.photos import gallery_of, groups, heavy_recognizer, lfw_or_exit, lfw_probes, people, read
+from bench.photos import gallery_of, groups, lfw_or_exit, lfw_probes, people, read
 from bench.servers import GALLERY, kith_server
 from models.engines.selection import GPU_CANVAS_SIDES_PX, PHOTO_BATCH_SIZES, open_on_device
 from models.errors import RuntimeUnavailableError
@@ -158,23 +157,20 @@ def _paired(there: Sequence[Detections], here: Sequence[Detections]) -> tuple[li
     return shifts, alone
 
 
-def embedding(plan: Plan, folder: Path) -> list[Row]:
+def embedding(plan: Plan, _: Path) -> list[Row]:
     """Measure the recognizer alone, from crops in memory to vectors in memory, including copies to and from the GPU."""
-    files = {"bundled": BUNDLED_PACK / "recognizer.onnx"}
-    if importlib.util.find_spec("torch") is not None and not plan.rehearsal:
-        files["IResNet-50, random weights"] = heavy_recognizer(CACHE)
     shapes = [(size, 3, SIDE_PX, SIDE_PX) for size in plan.sizes]
-    return [row for name, file in files.items() for row in _rates(name, file, shapes, plan)]
+    return _rates(BUNDLED_PACK / "recognizer.onnx", shapes, plan)
 
 
 def detector(plan: Plan, _: Path) -> list[Row]:
     """Measure the detector alone, from canvases in memory to its raw outputs in memory."""
     sides = GPU_CANVAS_SIDES_PX[:1] if plan.rehearsal else GPU_CANVAS_SIDES_PX
     shapes = [(size, 3, side, side) for side in sides for size in PHOTO_BATCH_SIZES if size <= max(plan.sizes)]
-    return _rates("bundled", BUNDLED_PACK / "detector.onnx", shapes, plan)
+    return _rates(BUNDLED_PACK / "detector.onnx", shapes, plan)
 
 
-def _rates(name: str, file: Path, shapes: Sequence[tuple[int, ...]], plan: Plan) -> list[Row]:
+def _rates(file: Path, shapes: Sequence[tuple[int, ...]], plan: Plan) -> list[Row]:
     """Return items a second by configuration and shape: medians of interleaved rounds, and the ratio to fp32."""
     opened: dict[str, CudaNetwork] = {}
     for numbers, half in CONFIGURATIONS.items():
@@ -188,7 +184,6 @@ def _rates(name: str, file: Path, shapes: Sequence[tuple[int, ...]], plan: Plan)
             measured.append(shape[0] / _seconds_a_run(opened[numbers], _noise(shape), plan.seconds))
     return [
         {
-            "network": name,
             "numbers": numbers,
             "ran": opened[numbers].describe(),
             "shape": "x".join(map(str, shape)),

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import cv2
 import numpy as np
@@ -22,7 +22,7 @@ from models.pack.manifest import ModelPack
 from models.runtime.network import Float
 from models.vision.alignment import align
 from models.vision.detection import Detector
-from models.vision.recognition import Recognizer, l2_normalize
+from models.vision.recognition import Recognizer
 from service.cli.tools.demo import package_file
 
 PULLED: Final = ROOT / "data" / "models" / "open-model-zoo"
@@ -32,9 +32,6 @@ GROUPS: Final = 24
 GROUP_FACES: Final = range(4, 21)
 JPEG_QUALITY: Final = 92
 BATCH: Final = 32
-HEAVY_DIMENSION: Final = 512
-SETTLING_BATCHES: Final = 20
-"""Batches of the heavy network that set the statistics of its batch normalization."""
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -119,12 +116,6 @@ def read(path: Path) -> NDArray[np.uint8]:
     return np.ascontiguousarray(image[..., ::-1], np.uint8)
 
 
-def made_up(dimension: int) -> dict[str, Float]:
-    """Return random vectors as a gallery, for a recognizer with random weights."""
-    vectors = l2_normalize(np.random.default_rng(0).normal(size=(PEOPLE, dimension)).astype(np.float32))
-    return {f"person {row}": vector for row, vector in enumerate(vectors)}
-
-
 def gallery_of(everybody: Sequence[Person], pack: ModelPack, cache: Path) -> dict[str, Float]:
     """Return a vector of each person's first photo, by name; cached by the recognizer's fingerprint."""
     remembered = cache / f"serving-{pack.recognition.fingerprint()}.npz"
@@ -146,29 +137,3 @@ def gallery_of(everybody: Sequence[Person], pack: ModelPack, cache: Path) -> dic
     cache.mkdir(parents=True, exist_ok=True)
     np.savez(remembered, names=np.array(list(vectors)), vectors=np.stack(list(vectors.values())))
     return vectors
-
-
-def heavy_recognizer(cache: Path) -> Path:
-    """Return a recognizer as heavy as those in production, for speed alone: IResNet-50 with random weights.
-
-    It is created once.
-    """
-    recognizer = cache / "heavy" / "recognizer.onnx"
-    if not recognizer.is_file():
-        import torch
-
-        from training.backbones import build_backbone
-        from training.config import BackboneConfig
-
-        recognizer.parent.mkdir(parents=True, exist_ok=True)
-        torch.manual_seed(0)
-        network = build_backbone(BackboneConfig(name="iresnet50", embedding_dim=HEAVY_DIMENSION))
-        # Without training, the activations grow from block to block and leave the range of fp16.
-        with torch.no_grad():
-            for _ in range(SETTLING_BATCHES):
-                network(2 * torch.rand(8, 3, 112, 112) - 1)
-        options: dict[str, Any] = {"input_names": ["input"], "output_names": ["embedding"], "external_data": False}
-        shapes, unfinished = ({0: torch.export.Dim("batch")},), recognizer.with_suffix(".unfinished")
-        torch.onnx.export(network.eval(), (torch.rand(2, 3, 112, 112),), unfinished, dynamic_shapes=shapes, **options)
-        unfinished.rename(recognizer)
-    return recognizer

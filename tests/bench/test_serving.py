@@ -11,15 +11,11 @@ from bench.common import spread
 from bench.load import ProcessFigures, Tally
 from bench.machine import commit, machine
 from bench.serving import (
-    IDENTIFY,
-    IDENTIFY_PINNED,
     LOOP,
-    NAIVE,
     PAGE,
     RESULT,
     System,
     cell,
-    goals,
     measure,
     quoted,
     report,
@@ -61,23 +57,3 @@ def test_the_readme_has_the_table() -> None:
     document = json.loads(RESULT.read_text())
     assert quoted(document) in PAGE.read_text()
     assert RESULT.with_suffix(".md").read_text() == report(document)
-
-
-def test_goals_are_judged_by_the_best_peer() -> None:
-    def system(rate: float) -> dict[str, dict[str, float]]:
-        return {"photos_per_s": spread([rate])}
-
-    ratios = {
-        f"{own} / {peer}": {key: spread([share]) for key in ("photos_per_s", "p50_ms", "p99_ms")}
-        for own, peer, share in (
-            (IDENTIFY, NAIVE, 0.2),
-            (IDENTIFY, LOOP, 5.0),
-            (IDENTIFY_PINNED, NAIVE, 1.6),
-            (IDENTIFY_PINNED, LOOP, 1.0),
-        )
-    }
-    measured = {"systems": {NAIVE: system(50), LOOP: system(30)}, "ratios": ratios}
-    table = goals({"sets": {"lfw": {"clients": {"16": measured, "1": measured}}}})
-    assert [line.split(" | ")[-1] for line in table.splitlines()[2:]] == ["missed |", "met |", "met |", "missed |"]
-    assert f"of {NAIVE}" in table.splitlines()[2]
-    assert f"of {LOOP}" in table.splitlines()[5]
