@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from bench.common import spread
 from bench.load import ProcessFigures, Tally
 from bench.machine import commit, machine
 from bench.serving import (
