@@ -111,9 +111,8 @@ class Housekeeping(PeriodicTask):
         for pk, error in swept.failed:
             log.warning("retention of the gallery with key %d failed: %s", pk, error.detail)
         self._next_s = began_s + (RETRY_INTERVAL if swept.failed else SWEEP_INTERVAL).total_seconds()
-        if swept.templates or swept.subjects or swept.strangers:
-            counts = swept.templates, swept.subjects, swept.strangers
-            log.info("erased after expiry: %d templates, %d subjects and %d strangers", *counts)
+        if swept.removed:
+            log.info("erased after expiry: %s", ", ".join(f"{count} {kind}" for kind, count in swept.removed.items()))
         for gallery in swept.galleries:
             self._changed(gallery)
         prune_lines(self._database, now - self._audit_age, lambda: self._stopping)

@@ -25,7 +25,7 @@ from service.core.errors import KithError, RefusedError
 from service.core.periodic import PeriodicTask
 from service.domain.events import GONE
 from service.observability.metrics import Metrics
-from service.operations.event_streams import EventStreams
+from service.operations.event_streams import TOGETHER_S, EventStreams
 from service.operations.held_lease import HeldLease
 from service.operations.progress import Progress
 from service.security.outbound_http import TRANSPORT_ERRORS, NotConnectedError, OutboundHttp, TargetRefusedError
@@ -160,6 +160,8 @@ class WebhookDelivery(PeriodicTask):
             if progress.is_due:
                 self._sending[webhook.pk] = task = asyncio.create_task(self._send(webhook, progress))
                 task.add_done_callback(partial(self._ended, webhook.pk))
+        if not waiting and not self._sending:
+            await asyncio.sleep(TOGETHER_S)  # else each event for streams costs a look
         if time.monotonic() >= self._sweep_s:
             self._sweep_s = time.monotonic() + SWEEP_S
             await self._threads.run(self._receivers.sweep, self._clock)

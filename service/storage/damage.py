@@ -16,46 +16,11 @@ from sqlalchemy.engine import Connection
 from service.core.errors import MasterKeyError
 from service.security.sealing import Seal, SealBrokenError
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import (
-    ALBUM_FACE,
-    ANSWER,
-    CROP,
-    EVENT,
-    ITEM,
-    PROBLEM,
-    SUBJECT,
-    subject_lookup,
-)
-from service.storage.db.tables import (
-    album_faces,
-    albums,
-    crops,
-    events,
-    galleries,
-    idempotency,
-    job_items,
-    jobs,
-    receivers,
-    subjects,
-    vectors,
-)
+from service.storage.db.row_sealing import SEALED, subject_lookup
+from service.storage.db.tables import galleries, receivers, subjects
 from service.storage.events.outbox import read_webhooks
 from service.storage.repositories.gallery_rows import VISIBLE, gallery_rows
 
-VECTOR: Final = "vector"
-SEALED: Final[dict[sa.Column[Any], tuple[str, sa.Column[Any] | None]]] = {
-    subjects.c.sealed: (SUBJECT, None),
-    vectors.c.vector: (VECTOR, vectors.c.generation),
-    crops.c.sealed: (CROP, None),
-    album_faces.c.sealed: (ALBUM_FACE, None),
-    album_faces.c.vector: (VECTOR, albums.c.generation),
-    album_faces.c.crop: (CROP, None),
-    idempotency.c.sealed: (ANSWER, None),
-    jobs.c.problem: (PROBLEM, None),
-    job_items.c.sealed: (ITEM, None),
-    events.c.sealed: (EVENT, None),
-}
-"""Columns sealed by the gallery's key: the purpose, and the generation that is part of it."""
 ROWS_PER_READ: Final = 4096
 
 

@@ -101,9 +101,9 @@ def record_entries(
         events.setdefault(gallery.pk, (gallery, []))[1].extend(new)
     found = list(entries)
     with database.write(CONFLICT, uncached=True) as connection:
-        connection.execute(LOCK_GALLERIES, {"pks": list(events)})  # before the head: nobody waits in a circle
-        for _, (gallery, ready) in sorted(events.items()):
-            publish(database.vault, connection, gallery, ready)
+        # Before the head of the audit: no two writers wait for each other. Deleted galleries report nothing.
+        for pk in connection.execute(LOCK_GALLERIES, {"pks": list(events)}).scalars().all() if events else ():
+            publish(database.vault, connection, *events[pk])
         _append_any(database.vault, connection, found)
 
 

@@ -10,8 +10,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Final
 
+import sqlalchemy as sa
+
 from service.domain.gallery import Crop, Described, SubjectRecord
 from service.security.sealing import Seal
+from service.storage.db.tables import (
+    album_faces,
+    albums,
+    crops,
+    events,
+    idempotency,
+    job_items,
+    jobs,
+    subjects,
+    vectors,
+)
 
 # Purposes: a value sealed or hashed for one purpose is invalid for any other.
 SUBJECT: Final = "subject"
@@ -26,6 +39,20 @@ ALBUM_FACE: Final = "album face"
 ALBUM_PHOTO: Final = "album photo"
 REQUEST: Final = "idempotency key"
 DIGEST: Final = "request digest"
+VECTOR: Final = "vector"
+SEALED: Final[dict[sa.Column[Any], tuple[str, sa.Column[Any] | None]]] = {
+    subjects.c.sealed: (SUBJECT, None),
+    vectors.c.vector: (VECTOR, vectors.c.generation),
+    crops.c.sealed: (CROP, None),
+    album_faces.c.sealed: (ALBUM_FACE, None),
+    album_faces.c.vector: (VECTOR, albums.c.generation),
+    album_faces.c.crop: (CROP, None),
+    idempotency.c.sealed: (ANSWER, None),
+    jobs.c.problem: (PROBLEM, None),
+    job_items.c.sealed: (ITEM, None),
+    events.c.sealed: (EVENT, None),
+}
+"""Columns sealed by the gallery's key: the purpose, and the generation that is part of it."""
 
 
 def subject_lookup(seal: Seal, subject_id: str) -> str:

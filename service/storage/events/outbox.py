@@ -23,7 +23,7 @@ from service.domain.gallery import Gallery
 from service.security.sealing import Seal, SealBrokenError
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import EVENT, subject_lookup
-from service.storage.db.tables import events, galleries, receivers, subjects
+from service.storage.db.tables import events, receivers, subjects
 
 BuiltIn = Literal["stream", "mqtt"]
 """ID of a receiver that the service creates for itself: ``mqtt`` is the MQTT broker. ``stream`` has events stored for
@@ -146,10 +146,10 @@ def open_event(vault: Vault, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any] | 
 
 
 def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new: Sequence[Event]) -> None:
-    """Store the events that a receiver wants, in the current writing transaction.
+    """Store the events that a receiver wants, in the current writing transaction, which must hold the gallery's row.
 
-    Left out are events of a deleted gallery, or one whose key is lost, and events about an erased subject. A
-    stranger is one that the transaction holds.
+    Left out are events of a gallery whose key is lost, and events about an erased subject. A stranger is one that the
+    transaction holds.
 
     Raises MasterKeyError: the webhooks cannot be opened.
     """
@@ -157,7 +157,7 @@ def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new
         return
     known = [webhook for webhook in read_webhooks(connection, vault) if not webhook.place.is_off]
     wanted = [event for event in new if any(webhook.filter.wants(gallery.name, event) for webhook in known)]
-    if not wanted or not _lock(connection, gallery.pk):
+    if not wanted:
         return
     try:
         gallery.seal.unlock()
@@ -167,11 +167,6 @@ def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new
     xid = connection.execute(XID).scalar_one() if connection.dialect.name == "postgresql" else 0
     for event in wanted:
         _insert(connection, gallery, event, xid)
-
-
-def _lock(connection: Connection, gallery_pk: int) -> bool:
-    """Keep the gallery's row until the transaction ends; return whether the gallery exists."""
-    return connection.execute(LOCK_ROW, {"gallery": gallery_pk}).first() is not None
 
 
 def _insert(connection: Connection, gallery: Gallery | Origin, event: Event, xid: int) -> None:
@@ -198,11 +193,6 @@ RECEIVERS: Final = sa.select(receivers).order_by(receivers.c.pk)
 EVENTS: Final = events.insert()
 PLACED: Final = sa.tuple_(events.c.xid, events.c.pk)
 """Position of an event."""
-LOCK_ROW: Final = (
-    sa.select(galleries.c.pk)
-    .where(galleries.c.pk == sa.bindparam("gallery"))
-    .with_for_update(read=True, key_share=True)
-)
 SUBJECT: Final = (
     sa.select(subjects.c.pk)
     .where(subjects.c.gallery_pk == sa.bindparam("gallery"), subjects.c.lookup == sa.bindparam("lookup"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -26,7 +26,6 @@ from service.core.errors import KithError, MasterKeyError, SubjectErasedError
 from service.domain.gallery import Gallery
 from service.security.sealing import Seal
 from service.storage.audit.log import Entry, append
-from service.storage.db.bulk_rows import is_in
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
 from service.storage.db.tables import albums, erasures, galleries, jobs, subjects, templates
@@ -260,32 +259,19 @@ def receipts(connection: Connection, gallery: Gallery, name: str | None) -> list
 # Checks of later work
 
 
-def erased_since(
-    connection: Connection, gallery_pk: int, seal: Seal, subject_ids: Collection[str], since: int
-) -> set[str]:
-    """Return the subjects that were erased or merged after the receipt with key ``since``."""
-    by_name = {subject_lookup(seal, subject_id): subject_id for subject_id in subject_ids}
-    later = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.pk > since) & erasures.c.kind.in_(["subject", MOVED])
-    query = sa.select(erasures.c.subject).where(later, is_in(connection, erasures.c.subject, list(by_name)))
-    return {by_name[name] for name in connection.execute(query).scalars()}
+def erased_since(connection: Connection, gallery_pk: int, since: int) -> set[str | None]:
+    """Return the names of subjects and templates that were erased or merged after the receipt with key ``since``.
 
-
-def erased_templates_since(connection: Connection, gallery: Gallery, ids: Collection[str]) -> set[str]:
-    """Return the template ids that were erased, not with their subject, since ``gallery`` was read."""
-    later = (erasures.c.gallery_pk == gallery.pk) & (erasures.c.pk > gallery.erased) & (erasures.c.kind == "template")
-    query = sa.select(erasures.c.template).where(later, is_in(connection, erasures.c.template, list(ids)))
-    return set(connection.execute(query).scalars())
-
-
-def is_any_since(connection: Connection, gallery: Gallery) -> bool:
-    """Return whether anything was erased since ``gallery`` was read."""
-    later = (erasures.c.gallery_pk == gallery.pk) & (erasures.c.pk > gallery.erased)
-    return connection.execute(sa.select(erasures.c.pk).where(later).limit(1)).first() is not None
+    None stands for all strangers. Names of subjects are keyed hashes.
+    """
+    own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.pk > since)
+    name = sa.func.coalesce(erasures.c.template, erasures.c.subject)
+    return set(connection.execute(sa.select(name).where(own)).scalars())
 
 
 def refuse_erased(connection: Connection, gallery: Gallery, subject_id: str) -> None:
     """Raises SubjectErasedError if the subject was erased since ``gallery`` was read."""
-    if erased_since(connection, gallery.pk, gallery.seal, [subject_id], gallery.erased):
+    if subject_lookup(gallery.seal, subject_id) in erased_since(connection, gallery.pk, gallery.erased):
         raise erased_error()
 
 

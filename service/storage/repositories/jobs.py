@@ -410,9 +410,8 @@ def record_in(
     values: dict[str, Any] = {"updated_at": now}
     if new:
         values["attempts"] = 0
-        concerned = {outcome.subject for outcome in new.values() if outcome.subject is not None}
-        erased = erased_since(connection, row.gallery_pk, job.seal, concerned, job.erased)
-        rows = [_item(job, lookup, one, one.subject in erased) | {"at": now} for lookup, one in new.items()]
+        gone = erased_since(connection, row.gallery_pk, job.erased)
+        rows = [_item(job, lookup, one, gone) | {"at": now} for lookup, one in new.items()]
         connection.execute(job_items.insert(), rows)
     before = Progress(**row.progress)
     progress = Progress(
@@ -457,7 +456,9 @@ _NAMELESS: Final = vars(ItemOutcome("", ""))
 _CONFLICT: Final = StorageError("the job violates a constraint of the database")
 
 
-def _item(job: Job, lookup: str, outcome: ItemOutcome, erased: bool) -> dict[str, Any]:
+def _item(job: Job, lookup: str, outcome: ItemOutcome, gone: Collection[str | None]) -> dict[str, Any]:
+    name = None if outcome.subject is None else subject_lookup(job.seal, outcome.subject)
+    erased = name is not None and name in gone
     # Nobody knows yet whom a photo of an album shows: its name here would outlive the erasure of that person.
     about = vars(outcome) | ({"item": ""} if job.kind == "album" and outcome.problem is None else {})
     return {
@@ -465,7 +466,7 @@ def _item(job: Job, lookup: str, outcome: ItemOutcome, erased: bool) -> dict[str
         "lookup": lookup,
         "sealed": None if erased else job.seal.close_json(about, ITEM),
         "failed": outcome.problem is not None,
-        "subject": None if outcome.subject is None or erased else subject_lookup(job.seal, outcome.subject),
+        "subject": None if erased else name,
     }
 
 

@@ -107,7 +107,7 @@ class StrangerStore(ErasingStore):
             companion = read_companion(connection, gallery)
             if companion is None and gallery_value(connection, gallery.pk, galleries.c.pk) is None:
                 raise deleted_meanwhile(gallery)
-            is_erased = erasures.is_any_since(connection, gallery)
+            gone = erasures.erased_since(connection, gallery.pk, gallery.erased)
         nearest = None if companion is None else self._nearest(companion, sighting.vector, met, search)
         found = recall(sighting.vector, nearest)
         if nearest is not None and found.is_met:
@@ -115,7 +115,7 @@ class StrangerStore(ErasingStore):
             known = None if row is None else _stranger_of(row)
             if known is not None and known.seen(now) is known and not found.is_diverse:
                 return known, False
-        elif is_erased or not found.is_new:
+        elif gone or not found.is_new:
             return None, False
         if not writes:
             return None
@@ -150,7 +150,7 @@ class StrangerStore(ErasingStore):
             if connection.execute(LAST_CHANGE, {"gallery": gallery.pk}).scalar() != compared:
                 return None
             if is_new := key is None:
-                if erasures.is_any_since(connection, gallery):
+                if erasures.erased_since(connection, gallery.pk, gallery.erased):
                     return None
                 companion = companion or _create(connection, gallery, now)
                 (key,) = insert_subjects(

@@ -238,21 +238,16 @@ def admit(
         details: of the audit line and the event.
     """
     ids = [item.template.id for item in items if item.template is not None]
-    gone, lost = set[str](), set[str]()
-    if erasures.is_any_since(connection, gallery):
-        gone = erasures.erased_since(
-            connection, gallery.pk, gallery.seal, {item.subject for item in items}, gallery.erased
-        )
-        lost = erasures.erased_templates_since(connection, gallery, ids)
+    gone = erasures.erased_since(connection, gallery.pk, gallery.erased)
     known = _owners_and_vectors(connection, gallery, ids)
     new, refused, present = list[tuple[int, str, NewTemplate]](), dict[int, KithError](), 0
     for row, item in enumerate(items):
-        if item.subject in gone:
+        if gone and subject_lookup(gallery.seal, item.subject) in gone:
             refused[row] = erasures.erased_error()
         elif (template := item.template) is None:
             continue
         elif (earlier := known.get(template.id)) is None:
-            if template.id in lost:
+            if template.id in gone:
                 refused[row] = erasures.erased_error("template")
             else:
                 known[template.id] = item.subject, template.vector

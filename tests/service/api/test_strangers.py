@@ -161,7 +161,7 @@ def test_pictures_only_if_the_gallery_keeps_crops(kith: Kith, door: str, astrona
     assert pictured is not None
     (crop,) = kith.crops(door, [{"stranger": pictured.id}])
     assert crop is not None and Image.open(io.BytesIO(crop)).format == "WEBP"
-    assert kith.export_stranger(door, pictured.id)["templates"][0]["crop"]["image"]
+    assert kith.export_stranger(door, pictured.id)["subject"]["templates"][0]["crops"][0]["image"]
     (read,) = kith.audit(door, event="crop_read")
     assert read.details == {"count": 1, "strangers": [pictured.id]}
 

@@ -19,8 +19,9 @@ from service.core.errors import StorageDamagedError
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.security.sealing import vector_purpose
 from service.settings import load_settings
-from service.storage.damage import SEALED, damage
+from service.storage.damage import damage
 from service.storage.db.engine import Database
+from service.storage.db.row_sealing import SEALED
 from service.storage.db.tables import data_keys, metadata, receivers, secrets, subjects, vectors
 from service.storage.repositories.store import Store
 from tests.databases import ON_BOTH, TEXT, engine_of, open_database

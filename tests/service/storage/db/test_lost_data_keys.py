@@ -63,7 +63,7 @@ def test_the_others_go_on_and_whoever_uses_it_is_told(lossy: Database) -> None:
     jobs.finish(first, "failed", {"code": "master_key"})
     assert jobs.job(first.id).state == "failed"
     later = datetime.now(UTC).replace(year=datetime.now(UTC).year + 1)
-    assert Retention(lossy).sweep(later).subjects == 1
+    assert Retention(lossy).sweep(later).removed["subjects"] == 1
     assert store.subjects.list_page(store.galleries.get("sound"), None, 9, SubjectFilter()) == []
     lost = store.galleries.get("lost")
     for use in (

@@ -151,7 +151,7 @@ def test_an_outcome_that_is_recorded_during_an_erasure_names_nobody(
     assert job is not None
     erasure = threading.Thread(target=store.subjects.delete, args=(gallery, "ada"))
 
-    def erased_since(*arguments: Any) -> set[str]:
+    def erased_since(*arguments: Any) -> set[str | None]:
         found = erasures_module.erased_since(*arguments)
         erasure.start()
         erasure.join(1)  # it may have to wait for the outcome

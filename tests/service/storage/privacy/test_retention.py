@@ -81,7 +81,7 @@ def aged(database: Database, ids: list[str], days: float) -> None:
 def test_due_templates_and_then_empty_subjects_are_erased(
     database: Database, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention_module, "BATCH_ROWS", 2)
+    monkeypatch.setattr(retention_module, "BATCH_ROWS", 1)
     store, gallery, other = Store(database), limited(database, 30), limited(database, None, "for-ever")
     followers = Followers(in_process(store))
     old, young = some(rng, 5), some(rng, 2)
@@ -95,7 +95,7 @@ def test_due_templates_and_then_empty_subjects_are_erased(
 
     swept = Retention(database).sweep(NOW)
     assert [g.name for g in swept.galleries] == ["g"]
-    assert (swept.templates, swept.subjects, swept.answers) == (5, 1, 0)
+    assert (swept.removed, swept.answers) == ({"templates": 5, "subjects": 1}, 0)
     now = store.galleries.get("g")
     assert (now.subjects, now.templates, store.galleries.get("for-ever").templates) == (2, 2, 1)
     assert {t.id for s in ("both", "young") for t in store.templates.list_page(now, s)} == {t.id for t in young}
@@ -114,8 +114,8 @@ def test_subjects_without_templates_are_erased_at_the_same_age(database: Databas
     store, gallery = Store(database), limited(database, 30)
     store.subjects.put(gallery, "named", "Name", {}, ["tag"])
     today = datetime.now(UTC)
-    assert Retention(database).sweep(today + timedelta(days=29)).subjects == 0
-    assert Retention(database).sweep(today + timedelta(days=31)).subjects == 1
+    assert Retention(database).sweep(today + timedelta(days=29)).removed["subjects"] == 0
+    assert Retention(database).sweep(today + timedelta(days=31)).removed["subjects"] == 1
     assert store.galleries.get("g").subjects == 0
 
 
@@ -157,9 +157,11 @@ def test_empty_subjects_are_selected_outside_the_writing_transaction(
     database: Database, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A subject that gets a template between the two reads stays."""
-    store, gallery = Store(database), limited(database, 30)
+    store, gallery, now = Store(database), limited(database, 30), datetime.now(UTC)
     for name in ("gone", "back", "renamed"):
         store.subjects.put(gallery, name, None, {}, [])
+    with database.engine.begin() as connection:
+        connection.execute(subjects.update().values(updated_at=now - timedelta(days=31)))
     change = database.change
 
     def meanwhile(of: Gallery, **options: bool) -> Any:
@@ -168,7 +170,7 @@ def test_empty_subjects_are_selected_outside_the_writing_transaction(
         return change(of, **options)
 
     monkeypatch.setattr(database, "change", meanwhile)
-    assert Retention(database).sweep(datetime.now(UTC) + timedelta(days=31)).subjects == 2
+    assert Retention(database).sweep(now).removed["subjects"] == 2
     assert [s.id for s in store.subjects.list_page(gallery, None, 9, SubjectFilter())] == ["back"]
 
 

@@ -463,11 +463,13 @@ def test_everything_about_a_stranger_is_exported(database: Database, store: Stor
     remember(store, gallery, [sighting(person(0), crop=True)])
     (one,) = listed(store, gallery)
     document = json.loads(json.dumps(everything_about_stranger(database, gallery, one.id)))
-    (template,) = document["templates"]
-    assert np.array_equal(template["embedding"], person(0)) and template["crop"]["image"]
-    assert (document["id"], document["seen_count"]) == (one.id, 1)
-    assert [each["type"] for each in document["events"]] == ["stranger_first_seen"]
-    assert [line["event"] for line in document["audit"]] == ["stranger_remembered", "stranger_exported"]
+    about = document["subject"]
+    (template,) = about["templates"]
+    assert np.array_equal(template["vectors"][0]["vector"], person(0)) and template["crops"][0]["image"]
+    assert (document["id"], about["seen_count"]) == (one.id, 1)
+    assert [each["type"] for each in about["events"]] == ["stranger_first_seen"]
+    assert [line["event"] for line in document["audit"]] == ["stranger_remembered"]
+    assert lines(database, gallery)[0] == "stranger_exported"
 
 
 # Retention
@@ -477,8 +479,8 @@ def test_strangers_expire_after_they_were_last_seen(database: Database, store: S
     old, young = see(store, gallery, person(0), person(1))
     see(store, gallery, person(1), at=NOW + timedelta(days=20))
     retention = Retention(database)
-    assert retention.sweep(NOW + timedelta(days=29)).strangers == 0
-    assert retention.sweep(NOW + timedelta(days=31)).strangers == 1
+    assert retention.sweep(NOW + timedelta(days=29)).removed["subjects"] == 0
+    assert retention.sweep(NOW + timedelta(days=31)).removed["subjects"] == 1
     assert [one.id for one in listed(store, gallery)] == [young.id]
     assert "retention_applied" in lines(database, gallery)
     assert see(store, store.galleries.get("g"), person(0), at=NOW + timedelta(days=31))[0].id != old.id
@@ -489,7 +491,7 @@ def test_switching_it_off_erases_all(database: Database, store: Store, gallery: 
     see(store, gallery, *(person(number) for number in range(5)))
     see(store, other, person(0))
     store.galleries.update("g", lambda current: replace(current, remember_strangers_days=None))
-    assert Retention(database).sweep(NOW).strangers == 5
+    assert Retention(database).sweep(NOW).removed["subjects"] == 5
     assert listed(store, gallery) == []
     assert len(listed(store, other)) == 1
 
@@ -561,7 +563,7 @@ def test_events_go_with_the_stranger(database: Database, store: Store, gallery: 
     store.strangers.promote(gallery, promoted.id, "ada", None, NOW)
     store.strangers.merge(gallery, merged.id, kept.id)
     now = store.galleries.get("g")
-    (about,) = everything_about(database, now, "ada")["events"]
+    (about,) = everything_about(database, now, "ada")["subject"]["events"]
     assert about["data"]["id"] == promoted.id
     store.subjects.delete(store.galleries.get("g"), "ada")
     assert count(database, events) == 2
