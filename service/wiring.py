@@ -98,8 +98,7 @@ async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Ba
         housekeeping = await stack.enter_async_context(
             Housekeeping(database, store, retention, risks.derive_later, clock, settings.audit_days)
         )
-        audit = AuditWriter(database, settings.audit_searches)
-        stack.callback(audit.close)
+        audit = await stack.enter_async_context(AuditWriter(database, settings.audit_searches))
         webhooks = await _open_webhooks(stack, settings, store, threads, metrics)
         await stack.enter_async_context(DriftReports(store, watches))
         kinds = Migrations(store, store.generations, photos.recognizers, risks).kinds()

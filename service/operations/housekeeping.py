@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -52,20 +51,13 @@ class Housekeeping(PeriodicTask):
         self._clock = Clock() if clock is None else clock
         self._retention = retention
         self._audit_age = timedelta(days=audit_days)
-        self._name = uuid.uuid4().hex
         self._next_s: float | None = None
         """Time of the next sweep on the boot clock, which clock changes do not affect."""
         self.paused: ClockSteppedError | None = None
         """Reason why retention is paused."""
-        self._took_turn = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
 
     async def _close(self) -> None:
-        if self._took_turn:
-            with suppress(KithError):  # otherwise the turn expires
-                await asyncio.get_running_loop().run_in_executor(
-                    self._thread, self._retention.lease.release, self._name
-                )
         self._thread.shutdown()
 
     async def _look(self) -> None:
@@ -103,10 +95,6 @@ class Housekeeping(PeriodicTask):
 
     def _sweep(self, now: datetime) -> None:
         began_s = self._clock.boot_s()
-        # Longer than the interval, so that the same process continues; a successor is at most one sweep late.
-        if not self._retention.lease.acquire(self._name, now, 1.5 * SWEEP_INTERVAL):
-            return
-        self._took_turn = True
         swept = self._retention.sweep(now, lambda: self._stopping)
         for pk, error in swept.failed:
             log.warning("retention of the gallery with key %d failed: %s", pk, error.detail)

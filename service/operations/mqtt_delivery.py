@@ -26,7 +26,6 @@ from service.core.actor import Threads
 from service.core.periodic import PeriodicTask
 from service.domain.events import EventFilter
 from service.observability.metrics import Metrics
-from service.operations.held_lease import HeldLease
 from service.operations.progress import Progress
 from service.security.sealing import ENCODER
 from service.storage.db.leases import Lease
@@ -35,8 +34,6 @@ from service.storage.repositories.receivers import ReceiverStore
 
 POLL_S: Final = 1.0
 RECONNECT_S: Final = 2.0
-LEASE_S: Final = 20.0
-"""Time until another process takes over the deliveries of a dead one."""
 TIMEOUT_S: Final = 5.0
 """Timeout of the connection, and of the broker's acknowledgement."""
 KEEPALIVE_S: Final = 15
@@ -88,7 +85,6 @@ class MqttDelivery(PeriodicTask):
         lease: Lease,
         gallery_names: Callable[[], set[str]],
         metrics: Metrics,
-        lease_s: float = LEASE_S,
     ) -> None:
         super().__init__(RECONNECT_S, "MQTT waits", log)
         self._broker = broker
@@ -98,7 +94,7 @@ class MqttDelivery(PeriodicTask):
         self._metrics = metrics
         metrics.mqtt_connected[broker.host] = False
         self._threads = Threads(2, "mqtt")
-        self._lease = HeldLease(lease, receivers.now, lease_s, self._threads)
+        self._lease = lease
         self._progress: Progress | None = None
         self._announced = set[str]()
         """Topics of devices that the broker may retain."""
@@ -110,11 +106,11 @@ class MqttDelivery(PeriodicTask):
         return await super().__aenter__()
 
     async def _close(self) -> None:
-        await self._lease.release()
+        await self._threads.run(self._lease.release)
         self._threads.shutdown()
 
     async def _look(self) -> None:
-        if not await self._lease.hold():
+        if not await self._threads.run(self._lease.hold):
             return
         progress = await self._resumed()
         try:
@@ -163,7 +159,7 @@ class MqttDelivery(PeriodicTask):
         broken = asyncio.create_task(_until_broken(client))
         said_s: float | None = None
         try:
-            while not self._stopping and await self._lease.hold():
+            while not self._stopping and await self._threads.run(self._lease.hold):
                 if said_s is None or time.monotonic() > said_s + STATUS_S:
                     # Again and again: the last will of a server that died may come after this one has begun.
                     await client.publish(self._broker.status_topic, "online", qos=1, retain=True)
@@ -188,7 +184,7 @@ class MqttDelivery(PeriodicTask):
         page = await self._threads.run(self._events.read, progress.place.position, EventFilter())
         try:
             for event in page.events:
-                if self._stopping or not await self._lease.hold():
+                if self._stopping or not await self._threads.run(self._lease.hold):
                     return False
                 if await self._threads.run(self._receivers.is_due, progress.pk, event.position.event_pk):
                     await self._publish(client, event)

@@ -26,7 +26,6 @@ from service.core.periodic import PeriodicTask
 from service.domain.events import GONE
 from service.observability.metrics import Metrics
 from service.operations.event_streams import TOGETHER_S, EventStreams
-from service.operations.held_lease import HeldLease
 from service.operations.progress import Progress
 from service.security.outbound_http import TRANSPORT_ERRORS, NotConnectedError, OutboundHttp, TargetRefusedError
 from service.security.sealing import ENCODER
@@ -37,8 +36,6 @@ from service.storage.events.outbox import Webhook
 from service.storage.repositories.receivers import ReceiverStore
 
 POLL_S: Final = 1.0
-LEASE_S: Final = 20.0
-"""Time until another process takes over the deliveries of a dead one."""
 TIMEOUT_S: Final = 15.0
 """Timeout of one attempt: name resolution, connection and response."""
 BURST: Final = 20
@@ -116,7 +113,6 @@ class WebhookDelivery(PeriodicTask):
         sender: WebhookSender,
         metrics: Metrics,
         poll_s: float = POLL_S,
-        lease_s: float = LEASE_S,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(poll_s, "webhooks wait", log)
@@ -132,20 +128,20 @@ class WebhookDelivery(PeriodicTask):
         self._again = set[int]()
         """Webhooks to look at once their tasks end."""
         self._threads = Threads(2, "webhooks")
-        self._lease = HeldLease(lease, receivers.now, lease_s, self._threads)
+        self._lease = lease
 
     async def _close(self) -> None:
         for task in self._sending.values():
             task.cancel()  # an interrupted attempt is repeated, by any process
         await asyncio.gather(*self._sending.values(), return_exceptions=True)
-        await self._lease.release()
+        await self._threads.run(self._lease.release)
         self._threads.shutdown()
 
     async def _look(self) -> None:
         # Reads first: without events, nothing is written, not even a lease.
         busy = set(self._sending)
         waiting = await self._threads.run(self._receivers.waiting)
-        if (waiting or self._sending) and not await self._lease.hold():
+        if (waiting or self._sending) and not await self._threads.run(self._lease.hold):
             return
         for webhook in waiting:
             if webhook.pk in busy:  # what was read of it may be older than what its task knows

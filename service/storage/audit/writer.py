@@ -1,4 +1,4 @@
-"""Background writer of audit lines without their own transaction, mostly searches. One thread writes them in batches.
+"""Background writer of audit lines without their own transaction, mostly searches. It writes them in batches.
 
 A transaction for each search would cost many times the search. Lines are on disk within half a second, or, with the
 setting ``before``, before the response.
@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from kith.wire.crops import CropIn
-from service.core.actor import Actor
+from service.core.actor import Actor, Threads
 from service.core.errors import AuditWriteError, KithError
+from service.core.periodic import PeriodicTask
 from service.domain.events import Event
 from service.domain.gallery import Gallery
 from service.storage.audit.log import Entry, pseudonym, record_entries
 from service.storage.db.engine import Database
 
 BATCH_DELAY_S: Final = 0.5
-RETRY_S: Final = 1.0
-"""Pause after a failed write."""
 BATCH_LINES: Final = 2000
 MAX_LINES: Final = 20_000
 """Lines waiting for the database, about 20 MB."""
@@ -44,22 +41,23 @@ class _Waiting(NamedTuple):
     future: asyncio.Future[None] | None = None
 
 
-class AuditWriter:
-    """Writer for one event loop; close it after use. ``when``: write searches soon, before the response, or never."""
+class AuditWriter(PeriodicTask):
+    """Writer for one event loop. Leaving writes all waiting lines.
+
+    ``when``: write searches soon, before the response, or never.
+    """
 
     def __init__(self, database: Database, when: When, most: int = MAX_LINES) -> None:
+        super().__init__(BATCH_DELAY_S, "writing the audit failed", log)
         self._database = database
         self._when = when
         self._most = most
         self._lines: deque[_Waiting] = deque()
-        self._urgent = False
         self._refused: Counter[tuple[str, str]] = Counter()
         self._lost = 0
-        self._closing = False
-        self._changed = threading.Condition()
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._work, name="audit")
-        self._thread.start()
+        self._works = True
+        """Whether the last batch was written."""
+        self._threads = Threads(1, "audit")
 
     async def searched(
         self, gallery: Gallery, results: Sequence[Mapping[str, Any]], events: Sequence[Event] = ()
@@ -109,12 +107,10 @@ class AuditWriter:
             await self._wait_for(None)
 
     def record_refusal(self, actor: str, code: str) -> None:
-        """Count a refused request by actor and error code. Each batch writes one line per pair. Thread-safe."""
-        with self._changed:
-            key = (actor, code)
-            known = key in self._refused or len(self._refused) < MAX_REFUSAL_LINES
-            self._refused[key if known else OTHERS] += 1
-            self._changed.notify()
+        """Count a refused request by actor and error code. Each batch writes one line per pair."""
+        key = (actor, code)
+        known = key in self._refused or len(self._refused) < MAX_REFUSAL_LINES
+        self._refused[key if known else OTHERS] += 1
 
     def check(self) -> None:
         """Raises AuditWriteError if lines were lost because the database was unavailable for too long."""
@@ -125,55 +121,40 @@ class AuditWriter:
         """Return the number of waiting lines, and of lost lines that the audit has not recorded yet."""
         return len(self._lines), self._lost
 
-    def close(self) -> None:
-        """Write all waiting lines. Blocks."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join()
-        if self._lines or self._lost:
-            log.error("%d audit lines could not be written and are lost", len(self._lines) + self._lost)
-
     async def _take(self, entry: Entry) -> None:
         if self._when == "before":
             await self._wait_for(entry)
             return
-        with self._changed:
-            if len(self._lines) < self._most:
-                self._lines.append(_Waiting(entry))
-                if len(self._lines) in (1, BATCH_LINES):
-                    self._changed.notify()
-            else:
-                self._lost += 1
+        if len(self._lines) < self._most:
+            self._lines.append(_Waiting(entry))
+            if len(self._lines) == BATCH_LINES:
+                self.wake()
+        else:
+            self._lost += 1
 
     async def _wait_for(self, entry: Entry | None, reported: tuple[Gallery, Sequence[Event]] | None = None) -> None:
-        written = self._loop.create_future()
-        with self._changed:
-            self._lines.append(_Waiting(entry, reported, written))
-            self._urgent = True
-            self._changed.notify()
+        written = asyncio.get_running_loop().create_future()
+        self._lines.append(_Waiting(entry, reported, written))
+        self.wake()
         await written
 
-    # Methods of the thread
+    async def _close(self) -> None:
+        while (self._lines or self._refused) and await self._write():
+            pass
+        self._threads.shutdown()
+        if self._lines or self._lost:
+            log.error("%d audit lines could not be written and are lost", len(self._lines) + self._lost)
 
-    def _work(self) -> None:
-        well, closing = True, False
-        while not closing or (well and (self._lines or self._refused)):
-            with self._changed:
-                self._changed.wait_for(lambda: self._lines or self._refused or self._closing)
-                # Wait briefly to collect a batch, unless a caller waits.
-                self._changed.wait_for(partial(self._is_urgent, well), BATCH_DELAY_S if well else RETRY_S)
-                batch = [self._lines.popleft() for _ in range(min(len(self._lines), BATCH_LINES))]
-                self._urgent = any(one.future for one in self._lines)
-                refused, self._refused = self._refused, Counter()
-                lost = self._lost
-                closing = self._closing  # read here, so that a batch that fails during closing is retried once
-            well = self._write(batch, refused, lost, well)
+    async def _look(self) -> None:
+        await self._write()
+        if self._works and len(self._lines) >= BATCH_LINES:
+            self.wake()
 
-    def _is_urgent(self, well: bool) -> bool:
-        return self._urgent or self._closing or (well and len(self._lines) >= BATCH_LINES)
-
-    def _write(self, batch: Sequence[_Waiting], refused: Counter[tuple[str, str]], lost: int, well: bool) -> bool:
+    async def _write(self) -> bool:
+        """Write a batch; return whether that worked."""
+        batch = [self._lines.popleft() for _ in range(min(len(self._lines), BATCH_LINES))]
+        refused, self._refused = self._refused, Counter()
+        lost = self._lost
         entries = [one.entry for one in batch if one.entry is not None]
         entries += [
             Entry("access_refused", None, None, code, {"count": count}, Actor(actor))
@@ -185,24 +166,28 @@ class AuditWriter:
         failure = None
         try:
             if entries or reported:
-                record_entries(self._database, entries, reported)
+                await self._threads.run(record_entries, self._database, entries, reported)
         except Exception as error:
-            if well:
+            if self._works:
                 log.warning("cannot write the audit: %s", error)
             if not isinstance(error, KithError):
                 log.exception("cannot write the audit")
-            with self._changed:
-                self._lines.extendleft(one for one in reversed(batch) if one.future is None)
-                self._refused += refused
+            self._lines.extendleft(one for one in reversed(batch) if one.future is None)
+            self._refused += refused
             failure = AuditWriteError(f"cannot write the audit: {error}")
         else:
-            with self._changed:
-                self._lost -= lost
-            if not well:
+            self._lost -= lost
+            if not self._works:
                 log.info("the audit can be written again")
-        if waiting := [one.future for one in batch if one.future is not None]:
-            self._loop.call_soon_threadsafe(_settle, waiting, failure)
-        return failure is None
+        self._works = failure is None
+        for one in batch:
+            if one.future is None or one.future.done():  # a caller that was canceled
+                continue
+            if failure is None:
+                one.future.set_result(None)
+            else:
+                one.future.set_exception(failure)
+        return self._works
 
 
 def _entry(gallery: Gallery, event: str, people: Sequence[str], **details: Any) -> Entry:
@@ -211,13 +196,3 @@ def _entry(gallery: Gallery, event: str, people: Sequence[str], **details: Any) 
     if len(found) > 1:
         details["subjects"] = [pseudonym(gallery, subject) for subject in found]
     return Entry.about(gallery, event, found[0] if len(found) == 1 else None, **details)
-
-
-def _settle(waiting: Sequence[asyncio.Future[None]], failure: AuditWriteError | None) -> None:
-    for future in waiting:
-        if future.done():  # the caller was canceled
-            continue
-        if failure is None:
-            future.set_result(None)
-        else:
-            future.set_exception(failure)

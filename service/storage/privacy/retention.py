@@ -15,7 +15,6 @@ from service.core.errors import GalleryMovedError, GalleryNotFoundError, KithErr
 from service.domain.gallery import Gallery
 from service.storage.audit.log import note
 from service.storage.db.engine import Database
-from service.storage.db.leases import Lease
 from service.storage.db.tables import IS_PERSON, OF_PERSON, galleries, idempotency, subjects, templates
 from service.storage.repositories.erasures import sizes
 from service.storage.repositories.gallery_rows import VISIBLE, gallery_of, gallery_rows, gallery_value, strangers_of
@@ -24,7 +23,6 @@ BATCH_ROWS: Final = 500
 """Templates or subjects erased per transaction; the gallery's writers wait for it."""
 ANSWERS_DAYS: Final = 14
 """Days for which the response to an enrollment with an Idempotency-Key is stored."""
-LEASE: Final = "retention"
 _CONFLICT: Final = StorageError("a constraint of the retention was violated")
 MAX_SHARE: Final = 0.1
 """Share of a gallery's templates, and of its subjects, that a new period erases without a confirmation."""
@@ -54,12 +52,10 @@ class _Due:
 
 
 class Retention:
-    """Retention sweeps. All methods block."""
+    """Retention sweeps, of any number of processes. All methods block."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.lease = Lease(database, LEASE)
-        """Lease of the process that sweeps."""
 
     def sweep(self, now: datetime, stopped: Callable[[], bool] = lambda: False) -> SweepResult:
         """Erase what is past its period at ``now``, in batches, until ``stopped`` returns True. Raises StorageError."""

@@ -11,9 +11,9 @@ from kith.wire.crops import CropIn
 from service.domain.gallery import Gallery
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop, subject_lookup
-from service.storage.db.tables import album_faces, albums, crops, subjects, templates
+from service.storage.db.tables import IS_PERSON, album_faces, albums, crops, subjects, templates
 from service.storage.repositories.albums import current_albums
-from service.storage.repositories.gallery_rows import read_companion
+from service.storage.repositories.erasures import is_named
 
 
 class CropStore:
@@ -24,32 +24,25 @@ class CropStore:
 
     def read(self, gallery: Gallery, wanted: Sequence[CropIn]) -> list[bytes | None]:
         """Return the encoded crop of each; of a whole subject or stranger the one of best quality, None without any."""
-        own = [(one.subject and subject_lookup(gallery.seal, one.subject), one.template) for one in wanted]
-        strangers = [(one.stranger, None) for one in wanted]
+        named = [(one.stranger or subject_lookup(gallery.seal, one.subject or ""), one.template) for one in wanted]
         with self._database.read() as connection:
-            companion = read_companion(connection, gallery)
-            found = _subject_crops(connection, gallery, own)
-            met = [None] * len(wanted) if companion is None else _subject_crops(connection, companion, strangers)
+            found = _subject_crops(connection, gallery, named)
             seen = _album_crops(connection, gallery, wanted)
-        faces = [seen.get((one.album, one.face)) for one in wanted]
-        images = [None if sealed is None else open_crop(gallery.seal, sealed).image for sealed in faces]
-        return [mine or other or image for mine, other, image in zip(found, met, images, strict=True)]
+        sealed = [own or seen.get((one.album, one.face)) for own, one in zip(found, wanted, strict=True)]
+        return [None if crop is None else open_crop(gallery.seal, crop).image for crop in sealed]
 
 
 def _subject_crops(
-    connection: Connection, gallery: Gallery, wanted: Sequence[tuple[str | None, str | None]]
+    connection: Connection, gallery: Gallery, wanted: Sequence[tuple[str, str | None]]
 ) -> list[bytes | None]:
-    """Return the encoded crop of each (keyed hash of a subject's id, id of a template); without template, the best."""
-    named = {name for name, _ in wanted if name is not None}
-    if not named:
-        return [None] * len(wanted)
+    """Return the sealed crop of each (name in a subject's row, id of a template); without template, the best."""
     whole = [name for name, template in wanted if template is None]
     single = [template for _, template in wanted if template is not None]
     query = (
         sa.select(templates.c.pk, templates.c.id, templates.c.quality, subjects.c.lookup)
         .join(subjects, subjects.c.pk == templates.c.subject_pk)
         .join(crops, crops.c.template_pk == templates.c.pk)
-        .where(subjects.c.gallery_pk == gallery.pk, subjects.c.lookup.in_(named))
+        .where(is_named(gallery.pk, subjects.c.lookup.in_({name for name, _ in wanted})), IS_PERSON)
         .where(subjects.c.lookup.in_(whole) | templates.c.id.in_(single))
     )
     # The last of each name is the one with the best quality, the newest of equals.
@@ -57,8 +50,8 @@ def _subject_crops(
     keys = {(row.lookup, template): row.pk for row in ranked for template in (None, row.id)}
     chosen = [keys.get(each) for each in wanted]
     sealed = sa.select(crops.c.template_pk, crops.c.sealed).where(crops.c.template_pk.in_(filter(None, chosen)))
-    images = {row.template_pk: open_crop(gallery.seal, row.sealed).image for row in connection.execute(sealed)}
-    return [images.get(pk or 0) for pk in chosen]
+    stored = {row.template_pk: row.sealed for row in connection.execute(sealed)}
+    return [stored.get(pk or 0) for pk in chosen]
 
 
 def _album_crops(

@@ -41,11 +41,9 @@ class EvidenceStore:
             stored = connection.execute(sa.select(evidence).where(_evidence_of(gallery))).first()
             if stored is not None and stored.sequence > new.sequence:
                 return
-            if stored is None:
-                key = {"gallery_pk": gallery.pk, "generation": gallery.generation}
-                connection.execute(evidence.insert().values(**key, **values))
-            else:
-                connection.execute(evidence.update().where(_evidence_of(gallery)).values(**values))
+            connection.execute(evidence.delete().where(_evidence_of(gallery)))
+            key = {"gallery_pk": gallery.pk, "generation": gallery.generation}
+            connection.execute(evidence.insert().values(**key, **values))
             if event is not None:
                 moved = [Event("threshold_moved", details)]
                 note(self._database.vault, connection, event, gallery, published=moved, **details)

@@ -47,11 +47,6 @@ class ReceiverStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def now(self) -> datetime:
-        """Return the time that leases are compared with."""
-        with self._database.read() as connection:
-            return self._database.now(connection)
-
     def claim(self, receiver: BuiltIn) -> None:
         """Have all events from now on stored for a built-in receiver, until ``MAX_AGE`` after its last claim."""
         now = datetime.now(UTC)

@@ -6,9 +6,7 @@ stores it, and again if strangers were added or removed in between. Writers hold
 
 from __future__ import annotations
 
-import threading
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -25,14 +23,13 @@ from service.domain.events import Event
 from service.domain.gallery import Gallery, GallerySettings, Hit, Item, NewTemplate, Person
 from service.domain.strangers import MAX_STRANGERS, MAX_TEMPLATES, Nearest, Recalled, Stranger
 from service.storage.audit.log import append, note, pseudonym
-from service.storage.db.engine import Database, deleted_meanwhile
+from service.storage.db.engine import deleted_meanwhile
 from service.storage.db.tables import galleries, last_change, subjects, templates
 from service.storage.events.outbox import publish
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import read_snapshot
 from service.storage.repositories.erasures import ErasingStore, Receipt, delete_rows, entry_of
 from service.storage.repositories.gallery_rows import gallery_value, is_embedded, read_companion, strangers_of
-from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.subjects import (
     insert_subjects,
     move_belongings,
@@ -63,11 +60,6 @@ class Sighting(NewTemplate):
 class StrangerStore(ErasingStore):
     """Remembered strangers in SQL, of the gallery's current recognizer. Every method blocks."""
 
-    def __init__(self, database: Database, cache: ReadCache) -> None:
-        super().__init__(database, cache)
-        self._turns = defaultdict[int, threading.Lock](threading.Lock)
-        """Of the threads that store faces, by gallery: else they would change the strangers under each other."""
-
     def remember(
         self, gallery: Gallery, sightings: Sequence[Sighting], search: Search, recall: Recall, now: datetime
     ) -> tuple[list[Stranger | None], bool]:
@@ -80,12 +72,8 @@ class StrangerStore(ErasingStore):
         for sighting in sightings:
             pairs = zip(seen, sightings, strict=False)
             met = {one.pk for (one, _), other in pairs if one is not None and other.photo == sighting.photo is not None}
-            see = partial(self._see, gallery, sighting, met, search, recall, now)
-            found = see(writes=False)
-            if found is None:
-                with self._turns[gallery.pk]:
-                    while (found := see(writes=True)) is None:
-                        pass  # another process was faster
+            while (found := self._see(gallery, sighting, met, search, recall, now)) is None:
+                pass  # another writer was faster
             seen.append(found)
         return [stranger for stranger, _ in seen], any(is_reported for _, is_reported in seen)
 
@@ -97,9 +85,8 @@ class StrangerStore(ErasingStore):
         search: Search,
         recall: Recall,
         now: datetime,
-        writes: bool,
     ) -> tuple[Stranger | None, bool] | None:
-        """Compare a face, and store what changes; return None if the strangers changed, or if it must not write.
+        """Compare a face, and store what changes; return None if the strangers changed meanwhile.
 
         ``met``: strangers of other faces in its photo.
         """
@@ -117,8 +104,6 @@ class StrangerStore(ErasingStore):
                 return known, False
         elif gone or not found.is_new:
             return None, False
-        if not writes:
-            return None
         key = nearest.key if nearest is not None and found.is_met else None
         return self._write(gallery, companion, key, sighting if key is None or found.is_diverse else None, now)
 

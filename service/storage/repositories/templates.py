@@ -89,7 +89,8 @@ class TemplateStore(ErasingStore):
     def existing_ids(self, gallery: Gallery, ids: Collection[str]) -> set[str]:
         """Return the template ids that the gallery has, of any subject."""
         with self._database.read() as connection:
-            return existing_ids(connection, gallery, ids)
+            query = sa.select(templates.c.id).where(templates.c.gallery_pk == gallery.pk)
+            return set(connection.execute(query.where(templates.c.id.in_(list(ids)))).scalars())
 
     def stored_answer(self, gallery: Gallery, key: str, digest: str) -> str | None:
         """Return the stored response to an idempotent request, if any. Raises idempotency_conflict."""
@@ -335,12 +336,6 @@ def insert_templates(connection: Connection, gallery: Gallery, new: Sequence[tup
     faces = [(key, t.crop) for key, (_, t) in zip(keys, new, strict=True) if t.crop is not None]
     kept_crops = ((key, seal_crop(seal, crop)) for key, crop in faces)
     bulk_rows.insert(connection, crops, ("template_pk", "sealed"), kept_crops)
-
-
-def existing_ids(connection: Connection, gallery: Gallery, ids: Collection[str]) -> set[str]:
-    """Return the template ids that the gallery has."""
-    query = sa.select(templates.c.id).where(templates.c.gallery_pk == gallery.pk, templates.c.id.in_(list(ids)))
-    return set(connection.execute(query).scalars())
 
 
 def _read_with_subjects(

@@ -114,7 +114,7 @@ async def delivering(database: Database, broker: Broker, metrics: Metrics | None
     names = KeyStore(database).gallery_names
     log, receivers = EventLog(database), ReceiverStore(database)
     metrics = metrics or Metrics()
-    async with MqttDelivery(broker, log, receivers, Lease(database, "mqtt"), names, metrics, lease_s=2) as delivery:
+    async with MqttDelivery(broker, log, receivers, Lease(database, "mqtt", 2), names, metrics) as delivery:
         yield delivery
 
 

@@ -58,9 +58,9 @@ async def sending(
     database: Database, receiver: Receiver, lease_s: float = 20, poll_s: float = 0.02
 ) -> AsyncIterator[None]:
     async with OutboundHttp(Hosts(), origins=[receiver.origin]) as http:
-        store, lease, sender = ReceiverStore(database), Lease(database, "webhooks"), WebhookSender(http)
+        store, lease, sender = ReceiverStore(database), Lease(database, "webhooks", lease_s), WebhookSender(http)
         log = EventLog(database)
-        async with WebhookDelivery(log, store, lease, sender, Metrics(), poll_s=poll_s, lease_s=lease_s):
+        async with WebhookDelivery(log, store, lease, sender, Metrics(), poll_s=poll_s):
             yield
 
 
@@ -151,7 +151,11 @@ def test_a_receiver_that_fails_delays_no_other(database: Database, gallery: Gall
 
         async def work() -> None:
             async with OutboundHttp(Hosts(), origins=[receiver.origin, failing.origin]) as http:
-                store, lease, sender = ReceiverStore(database), Lease(database, "webhooks"), WebhookSender(http)
+                store, lease, sender = (
+                    ReceiverStore(database),
+                    Lease(database, "webhooks"),
+                    WebhookSender(http),
+                )
                 async with WebhookDelivery(EventLog(database), store, lease, sender, Metrics(), poll_s=0.02):
                     await until(lambda: len(receiver.messages) == 30 and len(failing.messages) > 1)
 
@@ -332,8 +336,7 @@ def test_one_process_sends_and_the_next_takes_over(database: Database, gallery: 
             report(database, gallery, *range(30))
             await until(lambda: len(receiver.messages) == 30)
         assert [m.document["data"]["number"] for m in receiver.messages] == list(range(30))
-        lease = Lease(database, "webhooks")
-        assert lease.acquire("dead", ReceiverStore(database).now(), timedelta(seconds=1))
+        assert Lease(database, "webhooks", 1).hold()  # of a process that dies
         report(database, gallery, 30)
         began = time.monotonic()
         async with sending(database, receiver, lease_s=0.5):

@@ -211,11 +211,8 @@ def test_one_rejected_line_blocks_no_others(database: Database, caplog: pytest.L
     bad = Entry("searched", (gallery.pk, "g"), details={"who": object()}, actor=Actor("key:a"))
 
     async def work() -> None:
-        writer = AuditWriter(database, "soon")
-        try:
+        async with AuditWriter(database, "soon") as writer:
             await asyncio.gather(*(writer.write(entry) for entry in (Entry("one"), bad, Entry("two"))))
-        finally:
-            await asyncio.to_thread(writer.close)
         assert writer.backlog() == (0, 0)
 
     asyncio.run(work())

@@ -34,11 +34,8 @@ def with_writer(
     database: Database, when: When, work: Callable[[AuditWriter], Awaitable[None]], most: int = 1000
 ) -> None:
     async def run() -> None:
-        writer = AuditWriter(database, when, most)
-        try:
+        async with AuditWriter(database, when, most) as writer:
             await work(writer)
-        finally:
-            await asyncio.to_thread(writer.close)
 
     asyncio.run(run())
 

@@ -186,25 +186,6 @@ def test_idempotent_responses_expire(database: Database, rng: np.random.Generato
     assert store.galleries.get("g").templates == 1
 
 
-def test_one_process_holds_the_sweeping_lease(database_url: DatabaseUrl) -> None:
-    url = database_url()
-    database, another = open_database(url), open_database(url)
-    one, two, hour = Retention(database), Retention(another), timedelta(hours=1)
-    assert one.lease.acquire("one", NOW, hour)
-    assert not two.lease.acquire("two", NOW, hour)
-    assert one.lease.acquire("one", NOW + 0.9 * hour, hour)
-    assert not two.lease.acquire("two", NOW + 1.5 * hour, hour)
-    assert two.lease.acquire("two", NOW + 2 * hour, hour)  # the other process died
-    assert not one.lease.acquire("one", NOW + 2 * hour, hour)
-    two.lease.release("two")
-    # A server swept with a clock one year ahead, and was killed.
-    assert one.lease.acquire("one", NOW + timedelta(days=400), hour)
-    assert two.lease.acquire("two", NOW, hour)
-    assert not one.lease.acquire("one", NOW - timedelta(minutes=1), hour)  # a clock slightly behind
-    for each in (database, another):
-        each.close()
-
-
 def test_the_service_sweeps_at_its_start_and_then_every_hour(database: Database, rng: np.random.Generator) -> None:
     """Also after a system's sleep, which is no jump of the clock."""
     store, gallery, clock, told = Store(database), limited(database, 30), Clocks(), list[str]()
