@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Final
 
 MAX_SUMMARY: Final = 500
 
@@ -33,42 +33,21 @@ def summarize(error: Exception) -> str:
     return " ".join(str(error).split())[:MAX_SUMMARY]
 
 
+PULL_REMEDIES: Final = {
+    "pack_unknown": "`kith models list` shows all packs.",
+    "license_not_accepted": "Nothing was downloaded. Read the license, and repeat with --accept-license to accept it.",
+    "download_failed": "Try again: the download resumes.",
+    "download_corrupt": "Nothing was installed. A proxy may have changed the file, or the publisher replaced it.",
+    "disk_full": "Free disk space or set KITH_MODELS_DIR to a larger disk, then repeat: the download resumes.",
+    "archive_invalid": "Nothing was installed: the archive does not match the catalog.",
+}
+"""What the user can do, by stable code (docs/models.md)."""
+
+
 class PullError(ModelError):
-    """Failed pull of a catalog pack. ``code`` is stable (docs/models.md); ``remedy`` tells the user what to do."""
+    """Failed pull of a catalog pack, with a ``code`` of PULL_REMEDIES."""
 
-    code: ClassVar[str] = "pull"
-    remedy: ClassVar[str] = ""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(f"{self.code}: {detail}. {self.remedy}")
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}. {PULL_REMEDIES[code]}")
+        self.code = code
         self.detail = detail
-
-
-class PackUnknownError(PullError):
-    code = "pack_unknown"
-    remedy = "`kith models list` shows all packs."
-
-
-class LicenseNotAcceptedError(PullError):
-    code = "license_not_accepted"
-    remedy = "Nothing was downloaded. Read the license and repeat with --accept-license if you accept it."
-
-
-class DownloadError(PullError):
-    code = "download_failed"
-    remedy = "Try again: the download resumes."
-
-
-class DownloadCorruptError(PullError):
-    code = "download_corrupt"
-    remedy = "Nothing was installed. A proxy may have changed the file, or the publisher replaced it."
-
-
-class DiskFullError(PullError):
-    code = "disk_full"
-    remedy = "Free disk space or set KITH_MODELS_DIR to a larger disk, then repeat: the download resumes."
-
-
-class ArchiveError(PullError):
-    code = "archive_invalid"
-    remedy = "Nothing was installed: the archive does not match the catalog."

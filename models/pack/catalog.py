@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from models.errors import PackError, PackUnknownError
+from models.errors import PackError, PullError
 from models.pack.fields import NAME, Name, PositiveInt, Sha256, Text, pack_error
 
 CATALOG_PATH: Final = Path(__file__).with_suffix(".toml")
@@ -139,9 +139,9 @@ def read_catalog(path: Path = CATALOG_PATH) -> dict[str, CatalogEntry]:
 
 
 def find_entry(catalog: Mapping[str, CatalogEntry], name: str) -> CatalogEntry:
-    """Return an entry by name. Raises PackUnknownError."""
+    """Return an entry by name. Raises PullError: pack_unknown."""
     if name not in catalog:
-        raise PackUnknownError(f"the catalog has no pack {name!r}")
+        raise PullError("pack_unknown", f"the catalog has no pack {name!r}")
     return catalog[name]
 
 

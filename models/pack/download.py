@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx2 as httpx
 
 from models.checksums import sha256_of
-from models.errors import DiskFullError, DownloadCorruptError, DownloadError
+from models.errors import PullError
 
 Progress = Callable[[str, int, int | None], None]
 """Callback with the file name, the bytes so far, and the total size or None."""
@@ -83,9 +83,9 @@ class Downloader:
             size: expected bytes; None if unknown.
 
         Raises:
-            DownloadError: all attempts failed, or the server rejected the request.
-            DownloadCorruptError: the file had another checksum twice, or another size.
-            DiskFullError: the disk is full.
+            PullError: download_failed: all attempts failed, or the server rejected the request.
+            PullError: download_corrupt: the file had another checksum twice, or another size.
+            PullError: disk_full: the disk is full.
         """
         partial = target.with_name(f"{target.name}.partial")
         actual = ""
@@ -97,8 +97,9 @@ class Downloader:
                 partial.replace(target)
                 return file
             partial.unlink()
-        raise DownloadCorruptError(
-            f"{without_credentials(url)} has sha256 {actual[:12]}..., {str(sha256)[:12]}... was expected"
+        raise PullError(
+            "download_corrupt",
+            f"{without_credentials(url)} has sha256 {actual[:12]}..., {str(sha256)[:12]}... was expected",
         )
 
     def _complete(self, url: str, partial: Path, resume: bool, size: int | None, progress: Progress) -> None:
@@ -113,16 +114,18 @@ class Downloader:
                 self._stream(url, partial, resume, size, progress)
                 return
             except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects) as error:
-                raise DownloadError(f"{without_credentials(url)}: {error}") from error
+                raise PullError("download_failed", f"{without_credentials(url)}: {error}") from error
             except httpx.HTTPError as error:
                 problem, retry_after_s = f"{type(error).__name__}: {error}", 0.0
             except _RetryableError as error:
                 problem, retry_after_s = str(error), error.retry_after_s
             except OSError as error:
                 if error.errno in DISK_FULL_ERRNOS:
-                    raise DiskFullError(f"no room for {partial.name} in {partial.parent}") from error
-                raise DownloadError(f"{partial} cannot be written ({error.strerror})") from error
-        raise DownloadError(f"{without_credentials(url)}: {problem or 'no answer'}, {self._attempts} times")
+                    raise PullError("disk_full", f"no room for {partial.name} in {partial.parent}") from error
+                raise PullError("download_failed", f"{partial} cannot be written ({error.strerror})") from error
+        raise PullError(
+            "download_failed", f"{without_credentials(url)}: {problem or 'no answer'}, {self._attempts} times"
+        )
 
     def _stream(self, url: str, partial: Path, resume: bool, size: int | None, progress: Progress) -> None:
         held = partial.stat().st_size if resume and partial.exists() else 0
@@ -138,7 +141,9 @@ class Downloader:
             content_size = held + int(length) if length.isdigit() else None
             if None not in (content_size, size) and content_size != size:
                 partial.unlink(missing_ok=True)
-                raise DownloadCorruptError(f"{without_credentials(url)} has {content_size} bytes, {size} were expected")
+                raise PullError(
+                    "download_corrupt", f"{without_credentials(url)} has {content_size} bytes, {size} were expected"
+                )
             total = size if size is not None else content_size
             name = partial.name.removesuffix(".partial")
             with partial.open("ab" if held else "wb") as stream:
@@ -147,8 +152,8 @@ class Downloader:
                     if stream.tell() > (MAX_BYTES if total is None else total):
                         # An endless response must not fill the disk before the checksum is compared.
                         partial.unlink()
-                        raise DownloadCorruptError(
-                            f"{without_credentials(url)} is longer than the {total} bytes expected"
+                        raise PullError(
+                            "download_corrupt", f"{without_credentials(url)} is longer than the {total} bytes expected"
                         )
                     progress(name, stream.tell(), total)
                 done = stream.tell()
@@ -161,7 +166,9 @@ def _check_status(response: httpx.Response, url: str) -> None:
         after = response.headers.get("Retry-After", "")
         raise _RetryableError(f"it answered {response.status_code}", float(after) if after.isdigit() else 0.0)
     if not response.is_success:
-        raise DownloadError(f"{without_credentials(url)} answered {response.status_code} {response.reason_phrase}")
+        raise PullError(
+            "download_failed", f"{without_credentials(url)} answered {response.status_code} {response.reason_phrase}"
+        )
 
 
 def without_credentials(url: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from models.checksums import sha256_of
-from models.errors import ArchiveError, LicenseNotAcceptedError, PackError
+from models.errors import PackError, PullError
 from models.pack.catalog import ArchiveMember, CatalogEntry, Download
 from models.pack.download import DownloadedFile, Downloader, Progress
 from models.pack.verification import PULL_RECORD, check_files, pack_directory, run_liveness, run_networks
@@ -53,7 +53,9 @@ def pull(
         return directory
     if entry.license.acceptance and not accepted:
         license = entry.license
-        raise LicenseNotAcceptedError(f"{entry.name} is under {license.name} ({license.url}): {license.allows}")
+        raise PullError(
+            "license_not_accepted", f"{entry.name} is under {license.name} ({license.url}): {license.allows}"
+        )
     with _locked(models_dir, entry.name) as work:
         if all(check.ok for check in check_files(entry, models_dir)):
             return directory
@@ -168,7 +170,7 @@ def _extract_zip(archive: Path, members: Sequence[ArchiveMember], directory: Pat
                     (directory / member.file).parent.mkdir(parents=True, exist_ok=True)
                     _copy(stream, member, directory / member.file)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
-        raise ArchiveError(f"{archive.name} cannot be read ({error})") from error
+        raise PullError("archive_invalid", f"{archive.name} cannot be read ({error})") from error
 
 
 def _find_member(names: Sequence[str], member: ArchiveMember, archive: Path) -> str:
@@ -177,14 +179,14 @@ def _find_member(names: Sequence[str], member: ArchiveMember, archive: Path) -> 
     depths = [len(PurePosixPath(name).parts) for name in matches]
     shallowest = [name for name, depth in zip(matches, depths, strict=True) if depth == min(depths)]
     if len(shallowest) != 1:
-        raise ArchiveError(f"{archive.name} holds {member.file} {len(shallowest)} times, not once")
+        raise PullError("archive_invalid", f"{archive.name} holds {member.file} {len(shallowest)} times, not once")
     return shallowest[0]
 
 
 def _check_inside(name: str) -> None:
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
-        raise ArchiveError(f"it names {name!r}, a path outside the archive")
+        raise PullError("archive_invalid", f"it names {name!r}, a path outside the archive")
 
 
 def _copy(stream: IO[bytes], member: ArchiveMember, target: Path) -> None:
@@ -195,10 +197,11 @@ def _copy(stream: IO[bytes], member: ArchiveMember, target: Path) -> None:
         while chunk := stream.read(CHUNK_BYTES):
             written += len(chunk)
             if written > limit:
-                raise ArchiveError(f"{member.file} is larger than {limit} bytes")
+                raise PullError("archive_invalid", f"{member.file} is larger than {limit} bytes")
             digest.update(chunk)
             out.write(chunk)
     if member.sha256 is not None and digest.hexdigest() != member.sha256:
-        raise ArchiveError(
-            f"{member.file} has sha256 {digest.hexdigest()[:12]}..., {member.sha256[:12]}... was expected"
+        raise PullError(
+            "archive_invalid",
+            f"{member.file} has sha256 {digest.hexdigest()[:12]}..., {member.sha256[:12]}... was expected",
         )

@@ -344,9 +344,8 @@ def _accuracy(entry: CatalogEntry) -> list[tuple[str, str]]:
     """Return the measured accuracy of packs that were evaluated."""
     if entry.kind not in ("bundled", "openvino"):
         return []
-    from models.pack.evidence import read_evidence
+    from models.pack.evidence import accuracy_rows, read_evidence
     from models.pack.loading import BUNDLED_PACK, load_pack
-    from models.pack.open_model_zoo import accuracy_rows
 
     bundled = entry.kind == "bundled"
     own = BUNDLED_PACK.parent / entry.name

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from models.errors import PackError, PackUnknownError
+from models.errors import PackError, PullError
 from models.pack.catalog import CATALOG_PATH, find_entry, read_catalog
 from models.pack.loading import BUNDLED_PACK, load_pack
 
@@ -77,7 +77,7 @@ def test_insightface_packs_use_the_urls_of_its_library() -> None:
 
 
 def test_an_unknown_name_is_rejected() -> None:
-    with pytest.raises(PackUnknownError, match="kith models list"):
+    with pytest.raises(PullError, match="kith models list"):
         find_entry(read_catalog(), "buffalo_xl")
 
 

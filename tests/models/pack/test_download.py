@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.errors import DownloadCorruptError, DownloadError
+from models.errors import PullError
 from models.pack.download import Downloader, without_credentials
 from tests.http_files import File, serving
 
@@ -61,7 +61,7 @@ def test_an_interrupted_download_resumes(downloader: Downloader, target: Path) -
 def test_a_download_without_a_checksum_restarts(downloader: Downloader, target: Path) -> None:
     """A mix of two versions of the file would go unnoticed."""
     with serving({"/f": File(CONTENT, cuts=[1000])}) as server:
-        with Downloader(attempts=1) as once, pytest.raises(DownloadError):
+        with Downloader(attempts=1) as once, pytest.raises(PullError):
             once.fetch(f"{server.url}/f", target)
         downloader.fetch(f"{server.url}/f", target)
     assert target.read_bytes() == CONTENT
@@ -92,7 +92,7 @@ def test_busy_servers_are_retried(downloader: Downloader, target: Path) -> None:
         downloader.fetch(f"{server.url}/f", target, SHA256)
         assert len(server.requests) == 4
         server.files["/f"].answers = [503] * 4
-        with pytest.raises(DownloadError, match="503, 4 times"):
+        with pytest.raises(PullError, match="503, 4 times"):
             downloader.fetch(f"{server.url}/f", target, SHA256)
 
 
@@ -107,7 +107,7 @@ def test_a_corrupt_file_is_downloaded_once_more(downloader: Downloader, target: 
 
 def test_a_wrong_file_is_rejected_and_removed(downloader: Downloader, target: Path) -> None:
     with serving({"/f": File(b"<html>not the file</html>")}) as server:
-        with pytest.raises(DownloadCorruptError, match="download_corrupt"):
+        with pytest.raises(PullError, match="download_corrupt"):
             downloader.fetch(f"{server.url}/f", target, SHA256)
         assert len(server.requests) == 2
     assert list(target.parent.iterdir()) == []
@@ -116,7 +116,7 @@ def test_a_wrong_file_is_rejected_and_removed(downloader: Downloader, target: Pa
 @pytest.mark.parametrize("size", [1000, len(CONTENT) + 1])
 def test_a_file_of_another_size_is_rejected_unread(size: int, downloader: Downloader, target: Path) -> None:
     with serving({"/f": File(CONTENT)}) as server:
-        with pytest.raises(DownloadCorruptError, match=f"has 300000 bytes, {size} were expected"):
+        with pytest.raises(PullError, match=f"has 300000 bytes, {size} were expected"):
             downloader.fetch(f"{server.url}/f", target, SHA256, size)
         assert len(server.requests) == 1
     assert list(target.parent.iterdir()) == []
@@ -125,7 +125,7 @@ def test_a_file_of_another_size_is_rejected_unread(size: int, downloader: Downlo
 def test_a_response_without_length_is_bounded(downloader: Downloader, target: Path) -> None:
     with serving({"/f": File(CONTENT, stated=False)}) as server:
         assert downloader.fetch(f"{server.url}/f", target, SHA256).size == len(CONTENT)
-        with pytest.raises(DownloadCorruptError, match="longer than the 1000 bytes"):
+        with pytest.raises(PullError, match="longer than the 1000 bytes"):
             downloader.fetch(f"{server.url}/f", target.with_name("g"), SHA256, 1000)
     assert list(target.parent.iterdir()) == [target]
 
@@ -140,22 +140,22 @@ def test_a_complete_partial_file_is_not_downloaded_again(downloader: Downloader,
 
 def test_rejected_requests_are_not_retried(downloader: Downloader, target: Path) -> None:
     with serving({"/loop": File(b"", location="/loop"), "/private": File(b"", answers=[403])}) as server:
-        with pytest.raises(DownloadError, match="404 Not Found"):
+        with pytest.raises(PullError, match="404 Not Found"):
             downloader.fetch(f"{server.url}/gone", target)
         assert len(server.requests) == 1
-        with pytest.raises(DownloadError, match="403"):
+        with pytest.raises(PullError, match="403"):
             downloader.fetch(f"{server.url}/private", target)
-        with pytest.raises(DownloadError, match="redirect"):
+        with pytest.raises(PullError, match="redirect"):
             downloader.fetch(f"{server.url}/loop", target)
-    with Downloader() as other, pytest.raises(DownloadError):
+    with Downloader() as other, pytest.raises(PullError):
         other.fetch("ftp://127.0.0.1/f", target)
 
 
 def test_unreachable_and_silent_servers_time_out(target: Path) -> None:
     with Downloader(attempts=2, backoff_s=0.0, timeout_s=0.05) as hasty:
-        with pytest.raises(DownloadError, match="download_failed"):
+        with pytest.raises(PullError, match="download_failed"):
             hasty.fetch("http://127.0.0.1:9/f", target)
-        with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(DownloadError, match="ReadTimeout"):
+        with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(PullError, match="ReadTimeout"):
             hasty.fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/f", target)
 
 
