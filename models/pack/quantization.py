@@ -249,9 +249,8 @@ def describe_loss(measured: Measured) -> str:
     if "cosine" not in measured:
         shift = measured["landmark_shift"]
         moved = shift.get("eye_distances", {}).get("p95", 0.0)
-        overlap = shift.get("box_iou", {}).get("median", 0.0)
         lost = f"{shift['lost']} of {shift['faces']} faces lost"
-        return f"landmarks move by at most {moved:.1%} of the eye distance in 95 %, box IoU {overlap:.3f}, {lost}"
+        return f"landmarks move by at most {moved:.1%} of the eye distance in 95 %, {lost}"
     cosine = measured["cosine"]
     return f"cosine to fp32 {cosine['mean']:.4f}, at worst {cosine['worst']:.4f}"
 

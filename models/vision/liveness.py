@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import cv2
 import numpy as np
@@ -17,8 +18,9 @@ from models.errors import PackError
 from models.runtime.network import Float, Network
 from models.vision.alignment import Alignment, align, crop_scales, similarity_transforms
 from models.vision.pixels import to_planes
-from models.vision.quality_gate import LivenessVerdict
 from models.vision.specs import BoxCrops, LivenessSpec
+
+LivenessVerdict = Literal["live", "not_live", "not_judged"]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import numpy as np
 
 from models.runtime.network import Float
 from models.vision.detection import box_areas
-from models.vision.quality import Quality
-from models.vision.quality_gate import QualityGate
+from models.vision.quality import Quality, QualityGate
 
 MIN_SIZE_RATIO: Final = 0.75
 """Sides of a box, as a share of the main face's, from which a face is as large. Chosen on LFW View 1, of whose photos

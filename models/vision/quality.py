@@ -1,4 +1,4 @@
-"""Face image quality: size, sharpness, exposure and pose, and a combined score."""
+"""Face image quality: size, sharpness, exposure and pose, a combined score, and limits."""
 
 from __future__ import annotations
 
@@ -67,6 +67,29 @@ class Quality:
     def as_dict(self) -> dict[str, float]:
         """Return all values and the score, rounded for JSON."""
         return {name: round(value, 3) for name, value in {**vars(self), "score": self.score}.items()}
+
+
+@dataclass(frozen=True)
+class QualityGate:
+    """Limits of face quality."""
+
+    min_eye_distance_px: float = 12.0
+    min_sharpness: float = 2.0
+    min_brightness: float = 25.0
+    max_brightness: float = 235.0
+    min_contrast: float = 10.0
+    max_abs_yaw: float = 0.75
+
+    def reasons(self, quality: Quality) -> list[str]:
+        """Return the names of the values outside the limits."""
+        checks = {
+            "eye_distance_px": quality.eye_distance_px >= self.min_eye_distance_px,
+            "sharpness": quality.sharpness >= self.min_sharpness,
+            "brightness": self.min_brightness <= quality.brightness <= self.max_brightness,
+            "contrast": quality.contrast >= self.min_contrast,
+            "yaw": abs(quality.yaw) <= self.max_abs_yaw,
+        }
+        return [name for name, passed in checks.items() if not passed]
 
 
 def measure_quality(crop: NDArray[np.uint8], landmarks_xy: NDArray[np.floating]) -> Quality:

@@ -15,7 +15,7 @@ from kith.wire.common import IndexSetting, LivenessSetting, TemplateKind
 from kith.wire.subjects import SubjectOut, TemplateOut
 from models.risk.impostor_evidence import ImpostorEvidence
 from models.runtime.network import Float
-from models.vision.quality_gate import QualityGate
+from models.vision.quality import QualityGate
 from service.core.errors import GalleryMovedError
 from service.domain.events import EventFilter
 from service.domain.outcomes import REVIEW_FACTOR, RiskTarget

@@ -18,10 +18,9 @@ from models.vision import quality
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align
 from models.vision.detection import Detections, Detector, PreparedPhoto, RawOutputs
 from models.vision.face_search import Detail, FaceSearch, finest_scale, search_bytes
-from models.vision.liveness import LivenessResult, cut_crops, largest_scale
+from models.vision.liveness import LivenessResult, LivenessVerdict, cut_crops, largest_scale
 from models.vision.main_face import find_main_face
-from models.vision.quality import Quality
-from models.vision.quality_gate import LivenessVerdict, QualityGate
+from models.vision.quality import Quality, QualityGate
 from models.vision.specs import BoxCrops, LivenessSpec
 from service.core import deadlines
 from service.core.actor import Threads, gather_or_cancel

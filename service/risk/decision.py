@@ -11,7 +11,7 @@ import numpy as np
 from kith.wire.common import IdentifyOutcome, VerifyOutcome
 from models.risk.impostor_evidence import search_scores
 from models.runtime.network import Float
-from models.vision.quality_gate import LivenessVerdict
+from models.vision.liveness import LivenessVerdict
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Hit
 from service.domain.outcomes import REVIEW_FACTOR, RejectionOutcome

@@ -55,27 +55,20 @@ class Decided:
     threshold: float | None = None
 
 
-@dataclass(frozen=True)
-class _Record:
-    outcome: IdentifyOutcome
-    similarity: float = 0.0
-    expected: GenuineMoments | None = None
-
-
 class Watch:
     """Recent decisions of one gallery. Safe to share between threads."""
 
     def __init__(self, calibration: Calibration | None) -> None:
         # Thresholds repeat: they change only with the size of the gallery.
         self._expected = None if calibration is None else lru_cache(maxsize=64)(calibration.genuine_at_or_above)
-        self._latest: deque[_Record] = deque(maxlen=WINDOW)
+        self._latest: deque[Decided] = deque(maxlen=WINDOW)
         self._counts: Counter[IdentifyOutcome] = Counter()
         self._known: DriftOut | None = None
         self._lock = threading.Lock()
 
     def add(self, decisions: Iterable[Decided]) -> None:
         """Record decisions."""
-        kept = [self._record(decided) for decided in decisions]
+        kept = list(decisions)
         with self._lock:
             self._latest.extend(kept)
             self._counts.update(one.outcome for one in kept)
@@ -92,7 +85,7 @@ class Watch:
             if self._known is not None:  # no decisions since the last call
                 return self._known
             window, counts = list(self._latest), dict(self._counts)
-        mated = _mated(window)
+        mated = self._mated(window)
         state, detail = _judged(mated)
         found = DriftOut(
             state=state,
@@ -106,12 +99,24 @@ class Watch:
                 self._known = found
         return found
 
-    def _record(self, decided: Decided) -> _Record:
-        if self._expected is None or decided.outcome != "identified":
-            return _Record(decided.outcome)
-        if decided.similarity is None or decided.threshold is None:
-            return _Record(decided.outcome)
-        return _Record(decided.outcome, decided.similarity, self._expected(decided.threshold))
+    def _mated(self, window: Sequence[Decided]) -> ComparisonOut | None:
+        if self._expected is None:
+            return None
+        known = list[tuple[float, GenuineMoments]]()
+        for one in window:
+            if one.outcome == "identified" and one.similarity is not None and one.threshold is not None:
+                expected = self._expected(one.threshold)
+                if expected is not None:
+                    known.append((one.similarity, expected))
+        if len(known) < MIN_IDENTIFIED:
+            return None
+        observed = np.array([similarity for similarity, _ in known])
+        means = np.array([mated.mean for _, mated in known])
+        variances = np.array([mated.deviation**2 for _, mated in known])
+        error = standard_error(observed - means, float(variances.sum()) ** 0.5 / len(known))
+        difference = float(observed.mean()) - float(means.mean())
+        z = difference / error if error > 0 else 0.0
+        return ComparisonOut(observed=float(observed.mean()), expected=float(means.mean()), z=z)
 
 
 class Watches:
@@ -208,19 +213,6 @@ def standard_error(values: NDArray[np.float64], independent: float) -> float:
         return independent
     means = values[-blocks * BLOCK :].reshape(blocks, BLOCK).mean(1)
     return max(independent, float(means.std(ddof=1)) / math.sqrt(blocks))
-
-
-def _mated(window: Sequence[_Record]) -> ComparisonOut | None:
-    known = [(one.similarity, one.expected) for one in window if one.expected is not None]
-    if len(known) < MIN_IDENTIFIED:
-        return None
-    observed = np.array([similarity for similarity, _ in known])
-    expected = np.array([mated.mean for _, mated in known])
-    variances = np.array([mated.deviation**2 for _, mated in known])
-    error = standard_error(observed - expected, float(variances.sum()) ** 0.5 / len(known))
-    difference = float(observed.mean()) - float(expected.mean())
-    z = difference / error if error > 0 else 0.0
-    return ComparisonOut(observed=float(observed.mean()), expected=float(expected.mean()), z=z)
 
 
 def _rounded(test: ComparisonOut | None) -> ComparisonOut | None:

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from models.runtime.network import Float
-from models.vision.quality_gate import QualityGate
+from models.vision.quality import QualityGate
 from service.core.errors import KithError
 from service.domain.outcomes import RiskTarget
 from service.inference.photo_pipeline import Face, Photo

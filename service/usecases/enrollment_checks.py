@@ -13,7 +13,7 @@ from kith.wire.subjects import ChecksIn
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
 from models.vision.face_search import Detail
-from models.vision.quality_gate import QualityGate
+from models.vision.quality import QualityGate
 from service.core.errors import (
     DuplicateSubjectError,
     ImageError,

@@ -18,7 +18,7 @@ import numpy as np
 from kith.wire.identification import IdentifyIn
 from models.runtime.network import Float
 from models.vision.face_search import Detail
-from models.vision.quality_gate import QualityGate
+from models.vision.quality import QualityGate
 from service.core import deadlines
 from service.core.errors import GalleryNotFoundError, ImageError, KithError, StorageDamagedError
 from service.domain.events import Event

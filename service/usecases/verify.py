@@ -8,7 +8,8 @@ from typing import get_args
 from kith.wire.risk import PRESETS, RiskIn
 from kith.wire.verification import SideIn, VerifyIn
 from models.runtime.network import Float
-from models.vision.quality_gate import LivenessVerdict, QualityGate
+from models.vision.liveness import LivenessVerdict
+from models.vision.quality import QualityGate
 from service.core.actor import gather_or_cancel
 from service.core.errors import InvalidRequestError, RecognizerMismatchError, RefusedError
 from service.domain.gallery import Gallery

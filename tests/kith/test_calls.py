@@ -31,7 +31,7 @@ from kith.wire.risk import RiskIn
 from kith.wire.subjects import EnrollIn, SubjectPatch
 from kith.wire.verification import VerifyIn
 from kith.wire.webhooks import WebhookIn
-from models.vision.quality_gate import QualityGate
+from models.vision.quality import QualityGate
 from tests.kith.responses import run
 from tests.scripted import Answer, answering
 

@@ -15,7 +15,7 @@ import pytest
 import kith
 from kith.wire import common
 from models.runtime import network
-from models.vision import face_search, quality_gate
+from models.vision import face_search, liveness
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.long
@@ -139,7 +139,7 @@ def test_every_public_name_is_found_in_its_module() -> None:
         (common.Detail, face_search.Detail),
         (common.Engine, network.Engine),
         (common.Precision, network.Precision),
-        (common.Verdict, quality_gate.LivenessVerdict),
+        (common.Verdict, liveness.LivenessVerdict),
     ],
 )
 def test_a_literal_type_has_the_same_values_on_both_sides(wire: object, model: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from models.vision.quality_gate import QualityGate
+from models.vision.quality import QualityGate
 from service.domain.gallery import Gallery, GallerySettings, Generation
 from service.domain.outcomes import RiskTarget
 from service.storage.db.key_vault import Vault

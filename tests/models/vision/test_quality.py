@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from models.vision.alignment import TEMPLATE_XY, align
 from models.vision.detection import Detector
-from models.vision.quality import HALF_EYE_DISTANCE_PX, HALF_YAW, Quality, measure_quality
-from models.vision.quality_gate import QualityGate
+from models.vision.quality import HALF_EYE_DISTANCE_PX, HALF_YAW, Quality, QualityGate, measure_quality
 
 
 def test_the_gate_names_each_defect_and_passes_a_good_photo(detector: Detector, astronaut: NDArray[np.uint8]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from models.vision.detection import Detections
-from models.vision.quality_gate import QualityGate
+from models.vision.quality import QualityGate
 from models.vision.tiles import (
     FINEST_SCALE,
     MAX_SCALE_RATIO,

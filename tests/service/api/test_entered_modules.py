@@ -30,7 +30,6 @@ ENTERED = {
     "models.vision.photo_files",
     "models.vision.pixels",
     "models.vision.quality",
-    "models.vision.quality_gate",
     "models.vision.recognition",
     "service.api.http.access",
     "service.api.http.bodies",

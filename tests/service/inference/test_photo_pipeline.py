@@ -24,8 +24,7 @@ from models.runtime.network import Float
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, rotate_points
 from models.vision.detection import Detections, Detector, PreparedPhoto, RawOutputs
 from models.vision.face_search import search_bytes
-from models.vision.quality import Quality
-from models.vision.quality_gate import QualityGate
+from models.vision.quality import Quality, QualityGate
 from models.vision.recognition import Recognizer
 from service import wiring
 from service.app import create_app
