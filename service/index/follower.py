@@ -25,10 +25,9 @@ from service.domain.fusion import subject_vectors
 from service.domain.gallery import Gallery, GallerySettings, Hit, Keys, LogTrimmedError, Snapshot
 from service.index.faiss_structures import lower_thread_priority, trainer_for
 from service.index.joint_search import JointSearch
-from service.index.segment_builder import Batch
+from service.index.segment_builder import Batch, Sizes
 from service.index.segmented_index import SegmentedIndex
 from service.index.segments import Rows, View
-from service.index.selection import Sizes
 from service.storage.repositories.change_log import MIN_KEPT_LINES
 from service.storage.repositories.store import Store
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from typing import Final, NamedTuple
 
@@ -14,7 +14,6 @@ from models.runtime.network import Float
 from service.domain.gallery import Keys
 from service.index.protocol import Builder, Kind
 from service.index.segments import ROWS_PER_BLOCK, ROWS_PER_GATHER, Rows, Segment, View
-from service.index.selection import Sizes
 
 MAX_TOMBSTONE_SHARE: Final = 0.2
 """Share of removed vectors above which a segment is rebuilt."""
@@ -24,6 +23,21 @@ MAX_SMALL_SEGMENTS: Final = 8
 """Segments below half the maximum length above which two of them are merged."""
 TAIL_GROWTH: Final = 1.5
 """Factor by which the tail's buffer grows."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Size limits, in vectors.
+
+    Attributes:
+        seal: length at which the tail becomes a sealed segment.
+        compact_from: gallery size from which ``auto`` selects the compact kind.
+        max_length: maximum length of a segment.
+    """
+
+    seal: int = 4096
+    compact_from: int = 20_000
+    max_length: int = 262_144
 
 
 class Batch(NamedTuple):

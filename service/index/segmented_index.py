@@ -15,12 +15,15 @@ from models.runtime.network import Float
 from service.index.faiss_structures import MAX_TRAINING_VECTORS
 from service.index.protocol import Builder, Kind, StoppedError
 from service.index.recall import Measurement, measure, sample_of
-from service.index.segment_builder import Batch, SegmentBuilder
+from service.index.segment_builder import Batch, SegmentBuilder, Sizes
 from service.index.segments import Rows, View
-from service.index.selection import Failure, Sizes, choose
 
 REMEASURE_SHARE: Final = 0.2
 """Vectors added or removed, as a share of the gallery, after which recall is measured again."""
+CODED_DIMENSIONS: Final = 4
+"""Dimensions per code; the length of a vector must be a multiple of it."""
+Failure = tuple[Kind, int]
+"""Kind whose recall stayed below the promise at every depth, and the number of vectors then."""
 log = logging.getLogger(__name__)
 
 
@@ -222,3 +225,24 @@ class SegmentedIndex:
             return view.structured > 1
         changed = max(view.moved - last.moved, abs(view.structured - last.size))
         return view.structured > 1 and changed > REMEASURE_SHARE * last.size
+
+
+def choose(wanted: IndexSetting, size: int, dimension: int, sizes: Sizes, failed: Failure | None, now: Kind) -> Kind:
+    """Return the kind for ``size`` vectors. ``failed``: the last failure; ``now``: the current kind."""
+    preferred = _preferred(wanted, size, sizes, now)
+    if preferred == "compact" and dimension % CODED_DIMENSIONS:
+        return "exact"
+    # Retry once the gallery has doubled or halved.
+    if failed is not None and failed[0] == preferred and failed[1] < 2 * size and size < 2 * failed[1]:
+        return "exact"
+    return preferred
+
+
+def _preferred(wanted: IndexSetting, size: int, sizes: Sizes, now: Kind) -> Kind:
+    if wanted == "exact":
+        return "exact"
+    if wanted == "compact":
+        return "exact" if size < sizes.seal else "compact"
+    # Hysteresis: avoid switching back and forth around the limit.
+    limit = sizes.compact_from if now == "exact" else sizes.compact_from // 2
+    return "exact" if size < limit else "compact"

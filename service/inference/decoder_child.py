@@ -6,6 +6,7 @@ photo may use the memory that was reserved for it and MAX_CPU_S; the process ope
 
 from __future__ import annotations
 
+import io
 import json
 import mmap
 import os
@@ -25,11 +26,10 @@ from PIL import AvifImagePlugin, Image
 from models.vision.photo_files import HEAD_BYTES, TIFF_SIGNATURES, photo_format
 from service.core.errors import ImageError
 from service.inference.decoding import decode_with_pillow, open_image, read_orientation, translated_errors
-from service.inference.rgb_conversion import to_rgb
 from service.security.process_memory import protect_memory
 
 FORMATS: Final = ("BMP", "TIFF", "GIF", "AVIF")
-"""Formats read with Pillow. HEIC is read with libheif."""
+"""Formats read with Pillow. HEIC is read with the plugin of libheif."""
 LIBRARY_BYTES: Final = 64_000_000
 """Memory that decoders need for a photo of any size, besides that of the idle process."""
 MAX_CPU_S: Final = 10
@@ -77,11 +77,10 @@ def _limit(memory_bytes: int) -> None:
 def _answer(payload: bytes, shared: mmap.mmap | None) -> dict[str, Any]:
     """Return the width and height that the header declares, or those of pixels that were written, and their turns."""
     with translated_errors():
-        is_heic = photo_format(payload[:HEAD_BYTES]) == "HEIC"
         if shared is None:
-            width, height = _HeifPhoto(payload).size if is_heic else _open(payload).size
+            width, height = _open(payload).size
             return {"width": width, "height": height}
-        pixels, turns = _decode_heic(payload) if is_heic else _read_with_pillow(payload)
+        pixels, turns = _read(payload)
         height, width = pixels.shape[:2]
         if pixels.nbytes > len(shared):
             raise ImageError("image_too_large", f"the photo has {width} x {height} pixels")
@@ -90,6 +89,11 @@ def _answer(payload: bytes, shared: mmap.mmap | None) -> dict[str, Any]:
 
 
 def _open(payload: bytes) -> Image.Image:
+    if photo_format(payload[:HEAD_BYTES]) == "HEIC":
+        try:
+            return pi_heif.HeifImageFile(io.BytesIO(payload))  # type: ignore[no-any-return]
+        except SyntaxError as error:
+            raise ImageError("image_format", f"the HEIF file is not supported: {error}") from error
     try:
         return open_image(payload, FORMATS)
     except ImageError as error:
@@ -102,54 +106,15 @@ def _open(payload: bytes) -> Image.Image:
         ) from error
 
 
-def _read_with_pillow(payload: bytes) -> tuple[Pixels, int]:
+def _read(payload: bytes) -> tuple[Pixels, int]:
     """Return pixels and the counterclockwise quarter turns that make them upright."""
     with _open(payload) as image:
-        image.load()  # EXIF may follow the pixels, and Pillow applies the orientation of TIFF
+        declared = image.size
+        image.load()  # EXIF may follow the pixels; Pillow applies the orientation of TIFF, and libheif that of HEIC
+        if image.format == "HEIF" and image.size != declared:
+            raise ImageError("image_damaged", f"the photo has {image.size} pixels, but its header declares {declared}")
         mirrored, turns = read_orientation(image)
         return decode_with_pillow(image, mirrored), turns
-
-
-def _decode_heic(payload: bytes) -> tuple[Pixels, int]:
-    photo = _HeifPhoto(payload)
-    photo.decode()
-    return to_rgb(photo.size, photo.strip), 0
-
-
-class _HeifPhoto:
-    """Opened HEIF file. ``size`` is the (width, height) of the upright image in pixels.
-
-    libheif applies the rotation and mirror properties of the file (irot, imir), so EXIF orientation must not be applied
-    again (ISO/IEC 23008-12).
-    """
-
-    def __init__(self, payload: bytes) -> None:
-        """Read the header. Raises image_format for an unsupported codec, and libheif errors for damaged files."""
-        try:
-            file = pi_heif.open_heif(payload)
-        except SyntaxError as error:
-            raise ImageError("image_format", f"the HEIF file is not supported: {error}") from error
-        self._image = file[file.primary_index]
-        self.size: tuple[int, int] = self._image.size
-
-    def decode(self) -> None:
-        """Decode the image.
-
-        Raises:
-            image_damaged: The size differs from the header. Other libheif errors pass through.
-        """
-        declared = self.size
-        self._pixels = memoryview(self._image.data)
-        if self._image.size != declared:
-            raise ImageError(
-                "image_damaged", f"the photo has {self._image.size} pixels, but its header declares {declared}"
-            )
-
-    def strip(self, top: int, bottom: int) -> Image.Image:
-        """Return rows of the decoded, upright image with 8 bits per channel, or 16 for deeper grayscale."""
-        mode, stride = self._image.mode, self._image.stride
-        rows = bytes(self._pixels[top * stride : bottom * stride])
-        return Image.frombuffer(mode, (self.size[0], bottom - top), rows, "raw", mode, stride, 1)
 
 
 if __name__ == "__main__":

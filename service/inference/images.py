@@ -41,9 +41,9 @@ have DEFAULT_DECODED_BYTES. docs/performance.md has the measured peaks."""
 DEFAULT_DECODED_BYTES: Final = 7
 AGAIN_BYTES: Final = 3.75
 """Bytes per pixel for decoding a JPEG in full, with its largest reduction in memory."""
-COEFFICIENT_BYTES: Final = 6
+COEFFICIENT_BYTES: Final = 8
 """Further bytes per pixel of a JPEG with several scans, whose coefficients are all in memory."""
-OTHER_BYTES: Final = 21
+OTHER_BYTES: Final = 25
 """Bytes per pixel that a process may use for a photo in another format: the most is a HEIC of 10 bits with alpha."""
 BASE64_STARTS: Final = (b"data:", b"/9j/", b"_9j_", b"iVBORw0K", b"UklGR", b"R0lGOD")
 """Data URLs, and the signatures of JPEG, PNG, WebP and GIF in base64."""

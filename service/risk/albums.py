@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models.risk.albums import MIN_FACES, AlbumRisk, group_faces, mean_similarities
+import numpy as np
+
+from models.risk.albums import MIN_FACES, NEIGHBORS, AlbumRisk, Neighbors, group_faces, mean_similarities
 from models.risk.calibration import Calibration, Ints
 from models.runtime.network import Float
-from service.index.neighbors import nearest
+from service.index.faiss_structures import exact
 
 
 @dataclass(frozen=True)
@@ -49,3 +51,14 @@ def group_faces_of_album(vectors: Float, photos: Ints, pack: Calibration, risk: 
         for rows in several
     ]
     return Grouping(groups, [rows[0] for rows in found if len(rows) == 1], threshold, album.known_pairs)
+
+
+def nearest(vectors: Float, count: int = NEIGHBORS) -> Neighbors:
+    """Return the ``count`` most similar other vectors of each of (n, d) unit vectors, fewer if there are fewer."""
+    size = len(vectors)
+    kept = min(count, max(0, size - 1))
+    similarities, rows = exact(vectors, vectors, min(kept + 1, max(1, size)))
+    own = rows == np.arange(size)[:, None]
+    own[~own.any(1), -1] = True  # more than ``count`` copies come before the vector itself
+    others = ~own
+    return Neighbors(rows[others].reshape(size, kept).astype(np.int64), similarities[others].reshape(size, kept))

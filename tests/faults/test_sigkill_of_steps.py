@@ -19,7 +19,7 @@ from service.core.errors import GalleryNotFoundError
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
 from service.domain.gallery_items import FileRow, vector_bytes
 from service.index.follower import Followers, in_process
-from service.index.selection import Sizes
+from service.index.segment_builder import Sizes
 from service.security.master_keys import KeyFile, MasterKeys
 from service.storage.damage import damage
 from service.storage.db import engine

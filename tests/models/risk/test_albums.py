@@ -12,7 +12,7 @@ from models.risk.albums import AlbumRisk, Neighbors, group_faces, mean_similarit
 from models.risk.calibration import UNREACHABLE_SIMILARITY, Calibration, Floats, Ints, fit_tail, histogram
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.index.neighbors import nearest
+from service.risk.albums import nearest
 
 DIMENSION = 128
 SPREAD = 0.7

@@ -20,7 +20,7 @@ from service.core.errors import GalleryNotFoundError, StorageError
 from service.domain.gallery import Gallery, GallerySettings, Hit, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
 from service.index import follower as follower_module
 from service.index.follower import TRIM_AFTER, Follower, Followers, MemoryFollower, in_process
-from service.index.selection import Sizes
+from service.index.segment_builder import Sizes
 from service.risk.evidence import impostor_evidence
 from service.storage.db.engine import Database
 from service.storage.db.tables import changes, galleries, index_states

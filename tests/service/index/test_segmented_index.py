@@ -21,10 +21,9 @@ from service.index import recall, segment_builder
 from service.index.faiss_structures import COMPACT_DEPTHS, exact, finds_gpu, products, trainer_for
 from service.index.protocol import Builder, Kind, StoppedError, Structure
 from service.index.recall import recall_of
-from service.index.segment_builder import Batch
-from service.index.segmented_index import SegmentedIndex
+from service.index.segment_builder import Batch, Sizes
+from service.index.segmented_index import Failure, SegmentedIndex, choose
 from service.index.segments import Rows, View
-from service.index.selection import Failure, Sizes, choose
 
 TINY = Sizes(seal=24, compact_from=60, max_length=96)
 
@@ -234,7 +233,7 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from service.index.faiss_structures import trainer_for
-from service.index.segmented_index import SegmentedIndex
+from service.index.segmented_index import Failure, SegmentedIndex, choose
 from service.index.segments import Rows
 
 def switches():
