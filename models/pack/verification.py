@@ -1,11 +1,8 @@
-"""Verification of installed packs: checksums, license and test runs of the networks."""
+"""Verification of installed packs: checksums and test runs of the networks."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -67,8 +64,7 @@ def read_pull_record(entry: CatalogEntry, models_dir: Path) -> dict[str, Any]:
 def check_pack(entry: CatalogEntry, models_dir: Path, provider: str | None = None) -> list[PackCheck]:
     """Check an installed pack.
 
-    Files are compared with catalog, record and manifest, and each network runs once. The license of a zip pack is
-    checked with InsightFace's library if it is installed.
+    Files are compared with catalog, record and manifest, and each network runs once.
     """
     checks = check_files(entry, models_dir)
     directory = pack_directory(entry, models_dir)
@@ -77,8 +73,6 @@ def check_pack(entry: CatalogEntry, models_dir: Path, provider: str | None = Non
         checks.append(PackCheck("networks", True, run(directory, provider)))
     except ModelError as error:
         checks.append(PackCheck("networks", False, str(error)))
-    if entry.kind == "zip" and (license := _check_license(directory, entry.name)) is not None:
-        checks.append(license)
     return checks
 
 
@@ -134,21 +128,3 @@ def run_liveness(directory: Path, provider: str | None = None) -> str:
     verify_file(spec.path, spec.sha256, "tasks.liveness.sha256")
     check_outputs(spec, open_fp32(spec.path, provider))
     return "the liveness network ran"
-
-
-def _check_license(directory: Path, name: str) -> PackCheck | None:
-    """Check a signed MODEL.LICENSE; None if InsightFace's library is missing or too old.
-
-    A pack without a signed license passes: the public non-commercial terms apply.
-    """
-    if importlib.util.find_spec("insightface") is None:
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # Imported by name, since it is no dependency of Kith (docs/decisions.md, 2).
-            library = importlib.import_module("insightface.model_zoo.model_license")
-    except ImportError:
-        return None
-    found = library.inspect_model_package_license(directory, expected_model_id=name)
-    return PackCheck("license", bool(found.verified or found.defaulted), f"{found.status}: {found.message}")

@@ -43,7 +43,7 @@ from service.storage.repositories.jobs import ItemOutcome, Job, JobStore
 from service.usecases.backend import Backend
 from service.usecases.bulk_enrollment import record_other_files, refusal, template_id
 from service.usecases.enroll import report_refused
-from service.usecases.enrollment_checks import check_identities, needs_identity_check, template_from_face
+from service.usecases.enrollment_checks import needs_identity_check, refuse_identities, template_from_face
 
 KIND: Final = "album"
 PHOTOS_AT_ONCE: Final = 16
@@ -265,14 +265,7 @@ async def _enroll_block(
         )
         checked = needs_identity_check(gallery, backend.risks, overrides)
         if checked and admitted:
-            if not overrides.allow_duplicate:
-                await backend.search.catch_up(gallery)
-            templates = list(admitted.values())
-            check = partial(check_identities, templates, gallery, subject, backend, overrides)
-            for face, rejection in zip(list(admitted), await backend.threads.run(check), strict=True):
-                if rejection is not None:
-                    refused[face] = rejection
-                    del admitted[face]
+            refused |= await refuse_identities(admitted, gallery, subject, backend, overrides, backend.threads.run)
         try:
             enroll = partial(store.albums.enroll, gallery, *group, admitted, checked)
             remaining = await backend.threads.run(enroll) if admitted else face_count

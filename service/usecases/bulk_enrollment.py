@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -34,10 +34,10 @@ from service.security.sealing import Seal
 from service.storage.repositories.jobs import ALREADY_ENROLLED, IGNORED, DoneItems, ItemOutcome
 from service.usecases.backend import Backend
 from service.usecases.enrollment_checks import (
-    check_identities,
     choose_face,
     embed_for,
     needs_identity_check,
+    refuse_identities,
     template_from_face,
 )
 
@@ -147,7 +147,7 @@ class _Run:
         self._embedding: set[Embedding] = set()
         self._ahead: asyncio.Queue[tuple[_Item, Embedding] | Exception | None] = asyncio.Queue(MAX_AHEAD)
         self._subject: str | None = None
-        self._admitted: list[tuple[str, NewTemplate]] = []
+        self._admitted: dict[str, NewTemplate] = {}
         self._refused: list[ItemOutcome] = []
 
     async def decide_all(self, waiting: Iterator[_Item]) -> None:
@@ -245,7 +245,7 @@ class _Run:
             self._backend.metrics.count_enrollment(error.code)
             self._refused.append(refusal(item.name, error, item.subject))
         else:
-            self._admitted.append((item.name, template))
+            self._admitted[item.name] = template
 
     def _admit(self, item: _Item, photo: Photo) -> NewTemplate:
         """Return the template of a photo, whose identity is not checked yet."""
@@ -259,14 +259,17 @@ class _Run:
         The checks are repeated if another process changed the templates in between.
         """
         admitted, refused = self._admitted, self._refused
-        self._admitted, self._refused = [], []
+        self._admitted, self._refused = {}, []
         while admitted:
             async with self._backend.enrolling.of(self.gallery.pk):
                 await self._read_gallery()
                 checked = needs_identity_check(self.gallery, self._backend.risks, self._options)
                 if checked:
-                    admitted, unlike = await self._check(admitted)
-                    refused += unlike
+                    assert self._subject is not None  # noqa: S101 - only photos with a subject are embedded
+                    rest = (self.gallery, self._subject, self._backend, self._options, self._context.run)
+                    for name, rejection in (await refuse_identities(admitted, *rest)).items():
+                        self._backend.metrics.count_enrollment(rejection.code)
+                        refused.append(refusal(name, rejection, self._subject))
                 if not admitted:
                     break
                 try:
@@ -281,32 +284,15 @@ class _Run:
                 await self._context.run(self._context.record, refused)
             return
         # The archive may have copies of a photo.
-        self._backend.metrics.count_enrollment("enrolled", len({template.id for _, template in admitted}))
+        self._backend.metrics.count_enrollment("enrolled", len({template.id for template in admitted.values()}))
         await self._read_gallery()
         await self.derive_risk()
 
-    async def _check(
-        self, admitted: list[tuple[str, NewTemplate]]
-    ) -> tuple[list[tuple[str, NewTemplate]], list[ItemOutcome]]:
-        """Return the items whose identity passes, and the outcomes of the others."""
-        assert self._subject is not None  # noqa: S101 - only photos with a subject are embedded
-        new = [template for _, template in admitted]
-        rejections = await self._context.run(
-            partial(check_identities, new, self.gallery, self._subject, self._backend, self._options)
-        )
-        outcomes = []
-        for (name, _), rejection in zip(admitted, rejections, strict=True):
-            if rejection is not None:
-                self._backend.metrics.count_enrollment(rejection.code)
-                outcomes.append(refusal(name, rejection, self._subject))
-        passing = [item for item, rejection in zip(admitted, rejections, strict=True) if rejection is None]
-        return passing, outcomes
-
-    def _enroll(self, admitted: list[tuple[str, NewTemplate]], refused: list[ItemOutcome], checked: bool) -> bool:
+    def _enroll(self, admitted: Mapping[str, NewTemplate], refused: list[ItemOutcome], checked: bool) -> bool:
         assert self._subject is not None  # noqa: S101 - as above
         context = self._context
         return context.store.enroll(
-            context.job, self.gallery, self._subject, admitted, refused, context.seconds, as_read=checked
+            context.job, self.gallery, self._subject, list(admitted.items()), refused, context.seconds, as_read=checked
         )
 
 

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 from kith.wire.subjects import EnrollIn
 from models.runtime.network import Float
@@ -26,11 +26,11 @@ from service.security.api_keys import Caller
 from service.usecases.backend import Backend
 from service.usecases.documents import Document, encode_json, face_document, problem_document, stored_problem_document
 from service.usecases.enrollment_checks import (
-    check_identities,
     choose_face,
     embed_for,
     needs_identity_check,
     new_template,
+    refuse_identities,
     template_from_face,
 )
 
@@ -153,19 +153,12 @@ class _Enrollment:
             current = await backend.reload_gallery(gallery)
             if current.generation != gallery.generation:
                 raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recognizer meanwhile")
-            if not self.body.allow_duplicate:
-                await backend.search.catch_up(current)  # the duplicate check searches the index
-            with backend.metrics.stage("check"):
-                new = list(templates.values())
-                rejections = await backend.threads.run(
-                    partial(check_identities, new, current, self.subject, backend, self.body)
-                )
-            for i, rejection in zip(list(templates), rejections, strict=True):
-                if rejection is not None:
-                    del templates[i]
-                    results[i].pop("template", None)
-                    results[i]["error"] = rejection
-                    reported.append(results[i])
+            run = backend.threads.run
+            refused = await refuse_identities(templates, current, self.subject, backend, self.body, run)
+            for i, rejection in refused.items():
+                results[i].pop("template", None)
+                results[i]["error"] = rejection
+                reported.append(results[i])
             await self._report_rejections(gallery, results, reported)
             try:
                 return await self._store(current, results, templates, checked=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from service.risk.threshold import ImpostorRisk, thresholds_for
 from service.storage.repositories.store import Store
 from service.usecases.backend import Backend
 
+Key = TypeVar("Key")
 DUPLICATE_RISK: Final = RiskTarget("fpir", 0.001)
 """Maximum rate of new people mistaken for an enrolled subject, independent of the gallery's risk."""
 MAX_FALSE_INCONSISTENT: Final = 0.05
@@ -105,6 +107,25 @@ def needs_identity_check(gallery: Gallery, risks: GalleryRisks, overrides: Check
     """Return whether templates are compared with the gallery before they are stored."""
     skipped = overrides.allow_duplicate and overrides.allow_inconsistent
     return not skipped and risks.calibration(gallery) is not None
+
+
+async def refuse_identities(
+    templates: dict[Key, NewTemplate],
+    gallery: Gallery,
+    subject_id: str,
+    backend: Backend,
+    overrides: ChecksIn,
+    run: Callable[[Callable[[], list[KithError | None]]], Awaitable[list[KithError | None]]],
+) -> dict[Key, KithError]:
+    """Remove the templates that `check_identities` refuses, and return why. ``run``: calls it in a thread."""
+    if not overrides.allow_duplicate:
+        await backend.search.catch_up(gallery)  # the duplicate check searches the index
+    with backend.metrics.stage("check"):
+        found = await run(partial(check_identities, list(templates.values()), gallery, subject_id, backend, overrides))
+    refused = {key: each for key, each in zip(templates, found, strict=True) if each is not None}
+    for key in refused:
+        del templates[key]
+    return refused
 
 
 def check_identities(
