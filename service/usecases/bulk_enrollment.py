@@ -41,12 +41,9 @@ from service.usecases.enrollment_checks import (
     template_from_face,
 )
 
-Embedding = asyncio.Task[Photo | KithError]
 KIND: Final = "enrollment"
-MAX_IN_FLIGHT: Final = 16
-"""Photos being embedded: two full detector batches, so that the detector is never idle."""
-MAX_AHEAD: Final = 64
-"""Photos embedded or being embedded, and not decided yet."""
+PHOTOS_AT_ONCE: Final = 16
+"""Photos embedded together, while those before them are decided: two full detector batches."""
 MAX_PHOTOS_PER_TRANSACTION: Final = 32
 MAX_OTHER_FILES_PER_TRANSACTION: Final = 500
 log = logging.getLogger(__name__)
@@ -143,9 +140,6 @@ class _Run:
         self._options = options
         self.gallery = gallery
         backend.recognizers.for_gallery(gallery)  # fail the job, not each photo, if the recognizer is not served
-        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
-        self._embedding: set[Embedding] = set()
-        self._ahead: asyncio.Queue[tuple[_Item, Embedding] | Exception | None] = asyncio.Queue(MAX_AHEAD)
         self._subject: str | None = None
         self._admitted: dict[str, NewTemplate] = {}
         self._refused: list[ItemOutcome] = []
@@ -155,40 +149,26 @@ class _Run:
 
         Passes on errors of the archive, the database and the job. No photo is being embedded afterwards.
         """
-        reader = asyncio.create_task(self._read_ahead(waiting))
+        ahead = asyncio.create_task(self._embed_next(waiting))
         try:
-            while (next_one := await self._ahead.get()) is not None:
-                if isinstance(next_one, Exception):
-                    raise next_one
-                await self._decide(*next_one)
+            while block := await ahead:
+                # The networks have work while photos are decided and stored.
+                ahead = asyncio.create_task(self._embed_next(waiting))
+                for item, seen in block:
+                    await self._decide(item, seen)
             await self._store()
         finally:
-            for task in (reader, *self._embedding):
-                task.cancel()
-            await asyncio.gather(reader, *self._embedding, return_exceptions=True)
+            ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
 
-    async def _read_ahead(self, waiting: Iterator[_Item]) -> None:
-        """Embed ahead, so that the networks have work while photos are stored."""
-        ending: Exception | None = None
-        try:
-            while block := await self._context.run(_read, waiting):
-                ids = [item.template_id for item in block]
-                known = await self._context.run(self._backend.store.templates.existing_ids, self.gallery, ids)
-                for item in block:
-                    await self._slots.acquire()
-                    task = asyncio.create_task(self._embed_item(item, item.template_id in known))
-                    self._embedding.add(task)
-                    task.add_done_callback(self._release_slot)
-                    await self._ahead.put((replace(item, payload=b""), task))  # the bytes are the task's
-        except Exception as error:
-            ending = error
-        await self._ahead.put(ending)
-
-    def _release_slot(self, task: Embedding) -> None:
-        self._embedding.discard(task)
-        self._slots.release()
-        if not task.cancelled():
-            task.exception()  # asyncio logs an exception that is never retrieved; the job may end before its turn
+    async def _embed_next(self, waiting: Iterator[_Item]) -> list[tuple[_Item, Photo | Exception]]:
+        """Return the next photos, without their bytes, and what is seen in each, or why nothing is."""
+        block = await self._context.run(_read, waiting)
+        ids = [item.template_id for item in block]
+        known = await self._context.run(self._backend.store.templates.existing_ids, self.gallery, ids)
+        async with asyncio.TaskGroup() as group:
+            seen = [group.create_task(self._embed(item, item.template_id in known)) for item in block]
+        return [(replace(item, payload=b""), task.result()) for item, task in zip(block, seen, strict=True)]
 
     async def derive_risk(self) -> None:
         """Update the gallery's risk in the foreground, so that decisions do not depend on timing."""
@@ -203,23 +183,23 @@ class _Run:
         if self.gallery.generation != before:
             raise GalleryMovedError(f"gallery {self.gallery.name!r} moved to another recognizer meanwhile")
 
-    async def _embed_item(self, item: _Item, known: bool) -> Photo | KithError:
+    async def _embed(self, item: _Item, known: bool) -> Photo | Exception:
         if known or isinstance(item.payload, KithError):
             return item.payload if isinstance(item.payload, KithError) else _KNOWN
         detail = self._options.detail or self._backend.settings.expected_face_detail
         try:
             return await embed_for(self._backend, self.gallery, item.payload, detail, background=True)
-        except KithError as error:
+        except Exception as error:  # raised when the photo has its turn
             return error
 
-    async def _decide(self, item: _Item, embedding: Embedding) -> None:
+    async def _decide(self, item: _Item, seen: Photo | Exception) -> None:
         """Accept or refuse a photo. A fault is raised after the earlier photos are stored: this one has no outcome."""
         if item.subject != self._subject or len(self._admitted) + len(self._refused) >= MAX_PHOTOS_PER_TRANSACTION:
             await self._store()
             self._context.check()
         self._subject = item.subject
         try:
-            await self._accept_or_refuse(item, embedding)
+            await self._accept_or_refuse(item, seen)
         except Exception as error:
             await self._store()
             if isinstance(error, KithError):
@@ -230,13 +210,12 @@ class _Run:
                 "crashed", f"photo {item.number} of the archive: see the log entries of job {job}"
             ) from error
 
-    async def _accept_or_refuse(self, item: _Item, embedding: Embedding) -> None:
-        seen = await embedding
+    async def _accept_or_refuse(self, item: _Item, seen: Photo | Exception) -> None:
         if seen is _KNOWN:
             self._refused.append(ItemOutcome(item.name, ALREADY_ENROLLED, subject=item.subject))
             return
         try:
-            if isinstance(seen, KithError):
+            if isinstance(seen, Exception):
                 raise seen
             template = await self._context.run(self._admit, item, seen)
         except KithError as error:
@@ -325,7 +304,7 @@ def _waiting(found: Iterator[ArchivedFile], known: ArchiveContents, done: DoneIt
 
 
 def _read(waiting: Iterator[_Item]) -> list[_Item]:
-    return list(islice(waiting, MAX_IN_FLIGHT // 2))
+    return list(islice(waiting, PHOTOS_AT_ONCE))
 
 
 def _unfit(subject: str | None) -> KithError | None:
