@@ -60,19 +60,6 @@ def test_a_model_states_what_it_misses(kith: Kith) -> None:
     assert error.value.code == "invalid_request"
 
 
-def test_detect_reports_upright_pixels(kith: Kith, group: Photo) -> None:
-    (photo,) = kith.detect(jpeg(group)).images
-    assert (photo.width, photo.height) == (group.shape[1], group.shape[0])
-    assert len(photo.faces) == 6
-    for face in photo.faces:
-        x0, y0, x1, y1 = face.box
-        assert 0 <= x0 < x1 <= group.shape[1]
-        assert 0 <= y0 < y1 <= group.shape[0]
-        assert len(face.landmarks) == 5
-        assert face.embedding is None
-        assert 0 < face.quality.score <= 1
-
-
 def test_of_too_many_faces_the_largest_are_kept_and_the_answers_say_so(
     kith: Kith, tmp_path: Path, group: Photo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,16 +120,6 @@ def test_enroll_identify_delete(kith: Kith, gallery: str, astronaut: Photo, acto
     assert (gone.outcome, gone.candidates) == ("unknown", [])
 
 
-def test_no_face_and_low_quality_are_outcomes(kith: Kith, gallery: str, nobody: Photo, astronaut: Photo) -> None:
-    kith.enroll(gallery, "eileen", jpeg(astronaut))
-    none, dark = kith.identify(gallery, jpeg(nobody), in_the_dark(astronaut)).results
-    assert none.outcome == "no_face"
-    assert dark.outcome == "rejected_quality"
-    assert "brightness" in dark.reasons
-    assert dark.face is not None
-    assert not dark.face.quality.usable
-
-
 def test_the_threshold_follows_risk_and_size(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
     d = kith.model().dimension
     vectors = rng.normal(size=(40, d))
@@ -166,21 +143,6 @@ def test_the_threshold_follows_risk_and_size(kith: Kith, gallery: str, rng: np.r
     kith.calibrate(gallery)
     assert threshold(fpir=0.01) < threshold(fpir=0.001) < threshold(fpir=0.0001)
     assert threshold(fmr=0.0001) > threshold(fmr=0.001)
-
-
-def test_filters_restrict_the_search(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
-    vectors = rng.normal(size=(4, kith.model().dimension))
-    for i, vector in enumerate(vectors):
-        kith.put_subject(gallery, f"s{i}", tags=["even"] if i % 2 == 0 else ["odd"], metadata={"floor": i})
-        kith.enroll(gallery, f"s{i}", embeddings=[vector])
-    (free,) = kith.identify(gallery, embeddings=[vectors[1]]).results
-    assert free.subject == "s1"
-    (even,) = kith.identify(gallery, embeddings=[vectors[1]], filter={"tags": ["even"]}).results
-    assert {c.subject for c in even.candidates} == {"s0", "s2"}
-    (floor,) = kith.identify(gallery, embeddings=[vectors[1]], filter={"metadata": {"floor": 3}}).results
-    assert [c.subject for c in floor.candidates] == ["s3"]
-    (none,) = kith.identify(gallery, embeddings=[vectors[1]], filter={"tags": ["gone"]}).results
-    assert (none.outcome, none.candidates) == ("unknown", [])
 
 
 def test_enrollment_rejects_unsuitable_photos(
