@@ -218,7 +218,7 @@ def tidied(page: Page, folder: Path) -> None:
 
 def health(page: Page, folder: Path) -> None:
     at("/health")(page, folder)
-    expect(page.get_by_text("The service is ready")).to_be_visible()
+    expect(page.get_by_role("table", name="Recognizers")).to_be_visible()
 
 
 def remembered(page: Page, folder: Path) -> None:
