@@ -396,7 +396,7 @@ def test_strangers_are_listed_named_merged_and_forgotten(
     assert eileen["id"] in run("stranger", "list", *of)
     assert "seen 2 times" in run("stranger", "merge", tom["id"], "--into", eileen["id"], "--yes", *of)
     document = json.loads(run("stranger", "export", eileen["id"], *of))
-    assert len(document["templates"]) == 2
+    assert len(document["subject"]["templates"]) == 2
     assert "ada has 2 templates" in run("stranger", "promote", eileen["id"], "ada", "--name", "Ada", *of)
     assert kith.subject(gallery, "ada").name == "Ada"
     kith.delete_subject(gallery, "ada")
