@@ -184,19 +184,18 @@ class TermConfig:
 
 @_section
 class DistillConfig:
-    """Distillation: learn a teacher's embeddings of the student's images, beside the labels."""
+    """Distillation: learn a teacher's embeddings of the images, beside the labels.
+
+    They are computed once, of the images and their mirror images without augmentation.
+    """
 
     teacher: Path | None = None
     """A pack, a directory or file of ONNX, a .pt2 file of torch.export, or a finished run."""
     weight: Positive = 1.0
-    mirror: bool = False
-    """Teach the mean of the teacher's embeddings of the image and its mirror image, which is better than either."""
 
     def __post_init__(self) -> None:
         if self.teacher is not None and not self.teacher.exists():
             raise ConfigError(f"distill.teacher {self.teacher} does not exist")
-        if self.teacher is None and self.mirror:
-            raise ConfigError("distill.mirror needs a distill.teacher")
 
 
 @_section

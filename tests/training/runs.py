@@ -9,9 +9,14 @@ from unittest.mock import patch
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
 from training.config import AugmentConfig, BackboneConfig, DataConfig, HeadConfig, LoopConfig, RunConfig
+from training.data.identities import IdentitySet
+from training.evaluation.embedding import Embed
 from training.optimization.loop import Checkpoint
 from training.run.train import train_recognizer
 
@@ -64,3 +69,13 @@ PLAIN = AugmentConfig(flip=0, move=0, low_resolution=0, gray=0, brightness=0, co
 def losses(output: Path) -> list[tuple[str, str]]:
     with (output / "losses.csv").open(newline="") as stream:
         return [(row["step"], row["loss"]) for row in csv.DictReader(stream)]
+
+
+def as_set(crops: NDArray[np.uint8]) -> IdentitySet:
+    """Return crops as images of one person."""
+    return IdentitySet(crops, np.zeros(len(crops), np.int64), ("one",), np.zeros(1, np.int64))
+
+
+def with_mirror(embed: Embed, crops: NDArray[np.uint8]) -> Float:
+    """Return what a teacher with this embedder teaches."""
+    return l2_normalize(embed(crops) + embed(np.ascontiguousarray(crops[:, :, ::-1])))

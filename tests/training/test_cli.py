@@ -142,14 +142,14 @@ def test_the_bundled_pack_aligns_photos_that_are_no_crops(
 
 @pytest.mark.parametrize(
     ("people", "images", "batch", "epochs", "scale"),
-    [(10, 50, 16, 40, 10), (300, 1000, 32, 40, 10), (300, 5093, 64, 37, 10), (2000, 60_000, 64, 8, 10.7)],
+    [(10, 50, 16, 40, 10), (300, 1000, 32, 40, 10), (300, 5093, 64, 27, 10), (2000, 60_000, 64, 8, 10.7)],
 )
 def test_few_photos_get_small_batches_and_many_epochs(
     tmp_path: Path, people: int, images: int, batch: int, epochs: int, scale: float
 ) -> None:
     config = sized(RECIPES["few"](tmp_path, tmp_path / "run", None), people, images)
     assert (config.loop.batch_size, config.loop.epochs, config.head.options["scale"]) == (batch, epochs, scale)
-    assert config.loop.learning_rate == pytest.approx(0.002 * batch / 64)
+    assert config.loop.learning_rate == pytest.approx(0.004 * batch / 64)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,6 @@ def config(tmp_path: Path) -> RunConfig:
         lambda: DataConfig(Path("/no/such/folder")),
         lambda: DataConfig(Path("/no/such/train.rec")),
         lambda: DistillConfig(Path("/"), weight=0),
-        lambda: DistillConfig(mirror=True),
     ],
 )
 def test_invalid_settings_are_named(make: Callable[[], object]) -> None:

@@ -28,14 +28,13 @@ from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
 from tests.training.mxnet_files import write_bin
-from tests.training.runs import TINY, tiny_run, write_people
+from tests.training.runs import TINY, as_set, tiny_run, with_mirror, write_people
 from training.config import AugmentConfig, ConfigError, DataConfig, RunConfig
 from training.data.augment import augment, draw_uniforms
 from training.data.identities import load_identities
 from training.data.preflight import preflight
-from training.evaluation.embedding import Embedder, load_embedder
+from training.evaluation.embedding import Embedder, load_embedder, teacher_embeddings, torch_embedder
 from training.export.packing import calibrate_pack, export_run
-from training.optimization.distillation import load_teacher
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import load_run
 from training.run.people import measure_folder, own_photos
@@ -175,17 +174,16 @@ def test_teachers_see_crops_of_their_own_size(
 ) -> None:
     landmarks = detector.detect([astronaut])[0].landmarks_xy[:1]
     small, large = align(astronaut, landmarks), align(astronaut, landmarks, ALIGNMENT)
-    taught = load_teacher(pack.directory)(to_tensor(large)).numpy()
-    assert float(taught[0] @ recognizer.embed(small)[0]) > 0.98
-    np.testing.assert_allclose(taught, recognizer.embed(realign_crops(large, STANDARD_ALIGNMENT)), atol=1e-5)
+    taught = teacher_embeddings(pack.directory, as_set(large)).numpy()
+    assert float((taught * with_mirror(recognizer.embed, small)).sum()) > 0.98
+    expected = with_mirror(lambda crops: recognizer.embed(realign_crops(crops, STANDARD_ALIGNMENT)), large)
+    np.testing.assert_allclose(taught, expected, atol=1e-5)
     # A run of large crops teaches one of small crops.
     people = write_people(tmp_path / "people", side=SIDE)
     finished = train_recognizer(run_of_size(people, tmp_path / "run"))
-    teacher = load_teacher(tmp_path / "run")
-    with torch.no_grad():
-        expected = F.normalize(finished.backbone(to_tensor(large)))
-    assert float((teacher(to_tensor(large)) * expected).sum()) > 0.9999
-    assert float((teacher(to_tensor(small)) * expected).sum()) > 0.99
+    expected = with_mirror(torch_embedder(finished.backbone), large)
+    for crops, similarity in ((large, 0.9999), (small, 0.99)):
+        assert float((teacher_embeddings(tmp_path / "run", as_set(crops)).numpy() * expected).sum()) > similarity
 
 
 def test_augmentation_scales_with_the_crop(rng: np.random.Generator) -> None:

@@ -14,17 +14,27 @@ from numpy.typing import NDArray
 from torch import nn
 
 from models.engines.selection import open_fp32
+from models.errors import ModelError
+from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.vision.alignment import Alignment, align, realign_crops, standard_alignment, standard_crop_px
+from models.vision.alignment import (
+    CROP_SIZE_PX,
+    STANDARD_ALIGNMENT,
+    Alignment,
+    align,
+    realign_crops,
+    standard_alignment,
+    standard_crop_px,
+)
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer, l2_normalize
+from models.vision.specs import Normalization, RecognitionSpec
 from training import distributed
 from training.config import ConfigError
-from training.data.identities import IdentityList, map_in_threads, read_rgb
+from training.data.identities import IdentityList, IdentitySet, map_in_threads, read_rgb
 from training.evaluation.metrics import Floats, flip_average
-from training.optimization.distillation import load_recognizer
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import CONFIG, load_run
 from training.progress import track
@@ -68,14 +78,47 @@ def shared_embedder(network: nn.Module) -> Embed:
     return share
 
 
+def teacher_embeddings(teacher: Path, data: IdentitySet) -> torch.Tensor:
+    """Return the (n, D) unit embeddings of all images by a teacher, each the mean of the image and its mirror image.
+    Each rank embeds its share.
+
+    ``teacher``: run, with its EMA weights; pack, fed as its manifest declares; directory of ONNX; .onnx or .pt2 file,
+    which get RGB crops in [-1, 1]. Crops of another size than the teacher's are scaled. Raises ConfigError if the path
+    holds no usable teacher.
+    """
+    try:
+        embed, alignment = load_embedder(teacher)
+    except ModelError as error:
+        raise ConfigError(f"distill.teacher {teacher}: {error}") from error
+    own = np.arange(len(data))[distributed.split_evenly(len(data), distributed.rank(), distributed.world_size())]
+    vectors = embed_crops(lambda crops: embed(realign_crops(crops, alignment)), data.select(own).crops_NHWC, flip=True)
+    return distributed.all_gather_parts(torch.from_numpy(vectors).to(distributed.device()), len(data)).cpu()
+
+
 def load_embedder(path: Path, normalized: bool = True) -> tuple[Embed, Alignment]:
     """Return the embedder of a run, a pack or an exported recognizer (.onnx), and the alignment of its crops. Only
     those of runs need not have length 1. Raises ModelError if the pack or network cannot be loaded."""
     if (path / CONFIG).is_file():
         config, backbone = load_run(path)
         return torch_embedder(backbone, normalized), standard_alignment(config.data.crop_px)
+    if path.suffix == ".pt2":
+        return torch_embedder(torch.export.load(path).module().to(distributed.device()), normalized), STANDARD_ALIGNMENT
     recognizer = load_recognizer(path)
     return recognizer.embed, recognizer.alignment
+
+
+def load_recognizer(path: Path) -> Recognizer:
+    """Return the recognizer of a pack, a directory of ONNX files, or an .onnx file as `kith-train export` writes it.
+    Raises ModelError if it cannot be loaded."""
+    if path.suffix != ".onnx":
+        spec = load_pack(path).recognition
+        return Recognizer(open_fp32(spec.path), spec)
+    network = OnnxNetwork(path)
+    side = network.input_shape[-1]
+    alignment = standard_alignment(side if isinstance(side, int) else CROP_SIZE_PX)
+    (output,) = network.run(np.zeros((1, 3, alignment.size_px, alignment.size_px), np.float32))
+    standard = Normalization(127.5, 127.5)
+    return Recognizer(network, RecognitionSpec(path, None, standard, alignment, output.size, preprocessing_version=""))
 
 
 def embed_batch(embed: Embed, crops: Crops, flip: bool = False) -> Float:

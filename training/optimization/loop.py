@@ -136,7 +136,7 @@ def train_step(
         with network.no_sync() if several and not complete else nullcontext():  # type: ignore[operator]
             with autocast:
                 embeddings = network(inputs)
-            parts = state.objective(embeddings, labels, inputs)
+            parts = state.objective(embeddings, labels, batch.rows[part])
             loss = torch.stack(list(parts.values())).sum()
             if device.type == "cpu" and not math.isfinite(float(distributed.all_reduce_sum(loss))):
                 raise NonFiniteLossError(_diagnose(state, batch.rows[part], embeddings, parts))

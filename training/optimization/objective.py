@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from training.config import ConfigError, RunConfig
 from training.losses import CosineHead, Head, PartialFC, build_head, build_term
 from training.losses.core import Agents, NoHead
-from training.optimization.distillation import Distillation, load_teacher
+from training.optimization.distillation import Distillation
 
 Terms = Mapping[str, tuple[float, nn.Module]]
 """Weights and losses by name."""
@@ -24,30 +26,29 @@ class Objective(nn.Module):
         self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
         self.term_weights = {name: weight for name, (weight, _) in terms.items()}
 
-    def forward(self, embeddings_BD: Tensor, labels_B: Tensor, images_BCHW: Tensor) -> dict[str, Tensor]:
-        """Return the parts by name."""
+    def forward(self, embeddings_BD: Tensor, labels_B: Tensor, rows_B: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Return the parts by name. ``rows_B``: of the images in the set."""
         parts = {"head": self.head(embeddings_BD, labels_B)}
         weights_CD = self.head.class_weights()
         for name, term in self.terms.items():
             parts[name] = self.term_weights[name] * term(embeddings_BD, labels_B, weights_CD)
         if self.distillation is not None:
-            taught = self.distillation(embeddings_BD, images_BCHW)
-            parts["distillation"] = self.distillation.config.weight * taught
+            parts["distillation"] = self.distillation(embeddings_BD, rows_B)
         return parts
 
 
-def build_objective(config: RunConfig, num_classes: int) -> Objective:
-    """Build the objective of a run. Raises ConfigError on invalid settings."""
+def build_objective(config: RunConfig, num_classes: int, taught_ND: Tensor | None = None) -> Objective:
+    """Build the objective of a run. Raises ConfigError on invalid settings.
+
+    ``taught_ND``: a teacher's embeddings of all images.
+    """
     head, terms = build_losses(config, num_classes)
-    distillation = None
-    if config.distill.teacher is not None:
-        teacher = load_teacher(config.distill.teacher)
-        distillation = Distillation(teacher, config.backbone.embedding_dim, config.distill)
-    return Objective(head, terms, distillation)
+    dim, weight = config.backbone.embedding_dim, config.distill.weight
+    return Objective(head, terms, None if taught_ND is None else Distillation(taught_ND, dim, weight))
 
 
 def build_losses(config: RunConfig, num_classes: int) -> tuple[Head, Terms]:
-    """Build head and terms, without loading a teacher. Raises ConfigError on invalid settings."""
+    """Build head and terms. Raises ConfigError on invalid settings."""
     dim = config.backbone.embedding_dim
     head = build_head(config.head, dim, num_classes)
     if config.loop.interclass_filter:

@@ -24,7 +24,7 @@ from training.data.split import split_identities
 from training.data.verification import read_bin
 from training.evaluation import plots
 from training.evaluation.benchmarks import evaluate_bin
-from training.evaluation.embedding import shared_embedder
+from training.evaluation.embedding import shared_embedder, teacher_embeddings
 from training.losses import Head
 from training.optimization.logs import Measured
 from training.optimization.loop import Checkpoint, Validator, fit
@@ -83,7 +83,8 @@ def _train(config: RunConfig, detector: Detector | None) -> Checkpoint:
     if named and distributed.rank() == 0 and not (config.output / PEOPLE).exists():
         (config.output / PEOPLE).write_text(json.dumps(data.names), encoding="utf-8")
     backbone = build_backbone(config.backbone, config.data.crop_px)
-    objective = build_objective(config, data.num_classes)
+    taught_ND = None if config.distill.teacher is None else teacher_embeddings(config.distill.teacher, data)
+    objective = build_objective(config, data.num_classes, taught_ND)
     if config.backbone.weights is not None and not (config.output / CHECKPOINT).exists():
         start_from(config.backbone.weights, backbone, objective.head, data)
     held_out = HeldOut(split)

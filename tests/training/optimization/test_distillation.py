@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from models.pack.manifest import ModelPack
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, realign_crops
 from models.vision.recognition import Recognizer
-from tests.training.runs import SIDE, TINY, losses, tiny_run, write_people
+from tests.training.runs import SIDE, TINY, as_set, losses, tiny_run, with_mirror, write_people
 from training.backbones import build_backbone
 from training.config import ConfigError, DistillConfig, TermConfig
 from training.data.identities import load_identities
-from training.evaluation.embedding import torch_embedder
+from training.evaluation.embedding import teacher_embeddings, torch_embedder
 from training.export.onnx_export import export_recognizer
-from training.optimization.distillation import Distillation, load_teacher
+from training.optimization.distillation import Distillation
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import load_run
 from training.run.train import train_recognizer
@@ -36,10 +36,9 @@ def test_a_pack_teaches_its_served_embeddings(
     pack: ModelPack, recognizer: Recognizer, rng: np.random.Generator
 ) -> None:
     crops = rng.integers(0, 255, (4, 112, 112, 3), dtype=np.uint8)
-    taught = load_teacher(pack.directory)(to_tensor(crops)).numpy()
-    np.testing.assert_allclose(taught, recognizer.embed(crops), atol=1e-5)
-    file = load_teacher(pack.recognition.path)(to_tensor(crops)).numpy()
-    np.testing.assert_allclose(file, recognizer.embed(crops), atol=1e-5)
+    expected = with_mirror(recognizer.embed, crops)
+    for teacher in (pack.directory, pack.recognition.path):
+        np.testing.assert_allclose(teacher_embeddings(teacher, as_set(crops)).numpy(), expected, atol=1e-5)
 
 
 def test_a_pack_with_its_own_alignment_teaches_from_standard_crops(
@@ -51,29 +50,30 @@ def test_a_pack_with_its_own_alignment_teaches_from_standard_crops(
     manifest["tasks"]["recognition"]["alignment"] = {"template": closer.template}
     (copy / "manifest.json").write_text(json.dumps(manifest))
     crops = rng.integers(0, 255, (4, 112, 112, 3), dtype=np.uint8)
-    taught = load_teacher(copy)(to_tensor(crops)).numpy()
-    np.testing.assert_allclose(taught, recognizer.embed(realign_crops(crops, closer)), atol=1e-5)
-    assert np.abs(taught - recognizer.embed(crops)).max() > 0.01
+    taught = teacher_embeddings(copy, as_set(crops)).numpy()
+    expected = with_mirror(lambda own: recognizer.embed(realign_crops(own, closer)), crops)
+    np.testing.assert_allclose(taught, expected, atol=1e-5)
+    assert np.abs(taught - with_mirror(recognizer.embed, crops)).max() > 0.01
 
 
 def test_a_run_and_its_export_teach_the_same(folder: Path, tmp_path: Path) -> None:
     finished = train_recognizer(tiny_run(folder, tmp_path / "teacher", "cosface", epochs=1))
     crops = load_identities(tiny_run(folder, tmp_path).data, tmp_path / "cache").crops_NHWC[:12].copy()
     export_recognizer(finished.backbone, to_tensor(crops), tmp_path / "teacher.onnx", {}, "fp32")
-    images = to_tensor(crops)
-    by_run = load_teacher(tmp_path / "teacher")(images)
+    by_run = teacher_embeddings(tmp_path / "teacher", as_set(crops))
     assert not by_run.requires_grad
-    assert torch.allclose(by_run, F.normalize(finished.backbone(images)), atol=1e-6)
-    by_file = load_teacher(tmp_path / "teacher.onnx")(images)
+    np.testing.assert_allclose(by_run.numpy(), with_mirror(torch_embedder(finished.backbone), crops), atol=1e-6)
+    by_file = teacher_embeddings(tmp_path / "teacher.onnx", as_set(crops))
     assert F.cosine_similarity(by_run, by_file).min() > 0.99999
 
 
-def test_an_exported_program_teaches(tmp_path: Path) -> None:
+def test_an_exported_program_teaches(tmp_path: Path, rng: np.random.Generator) -> None:
     backbone, images = build_backbone(TINY).eval(), torch.rand(3, 3, 112, 112) * 2 - 1
     batch = torch.export.Dim("batch")
     torch.export.save(torch.export.export(backbone, (images,), dynamic_shapes=({0: batch},)), tmp_path / "teacher.pt2")
-    taught = load_teacher(tmp_path / "teacher.pt2")(images[:2])
-    assert torch.allclose(taught, F.normalize(backbone(images[:2])), atol=1e-5)
+    crops = rng.integers(0, 255, (2, 112, 112, 3), dtype=np.uint8)
+    taught = teacher_embeddings(tmp_path / "teacher.pt2", as_set(crops)).numpy()
+    np.testing.assert_allclose(taught, with_mirror(torch_embedder(backbone), crops), atol=1e-5)
 
 
 def test_a_student_comes_closer_to_its_teacher(folder: Path, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_student_comes_closer_to_its_teacher(folder: Path, tmp_path: Path) -> 
     taught, untaught = (
         torch_embedder(network) for network in (load_run(tmp_path / "student")[1], build_backbone(TINY, SIDE).eval())
     )
-    teacher = load_teacher(tmp_path / "teacher")(to_tensor(crops)).numpy()
+    teacher = teacher_embeddings(tmp_path / "teacher", as_set(crops)).numpy()
     assert (taught(crops) * teacher).sum(1).mean() > (untaught(crops) * teacher).sum(1).mean() + 0.2
 
 
@@ -108,11 +108,12 @@ def test_other_dimensions_are_projected_and_saved(folder: Path, tmp_path: Path, 
 
 def test_the_loss_is_one_minus_the_cosine() -> None:
     wanted = F.normalize(torch.randn(3, 16))
-    distillation = Distillation(lambda images: wanted[: len(images)], 16, DistillConfig())
-    x = torch.randn(3, 16)
-    expected = np.mean([1 - float(a @ b) / float(a.norm() * b.norm()) for a, b in zip(x, wanted, strict=True)])
-    assert distillation(x, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(expected, abs=1e-6)
-    assert distillation(wanted * 7, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(0, abs=1e-6)
+    distillation = Distillation(wanted, 16, weight=2.0)
+    x, rows = torch.randn(3, 16), np.array([2, 0, 1])
+    pairs = zip(x, wanted[rows], strict=True)
+    expected = 2 * np.mean([1 - float(a @ b) / float(a.norm() * b.norm()) for a, b in pairs])
+    assert distillation(x, rows).item() == pytest.approx(expected, abs=1e-6)
+    assert distillation(wanted[rows] * 7, rows).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_an_invalid_teacher_is_rejected(tmp_path: Path) -> None:
@@ -120,4 +121,4 @@ def test_an_invalid_teacher_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"no network")
     for path in (tmp_path / "empty", tmp_path / "broken.onnx"):
         with pytest.raises(ConfigError, match=r"distill\.teacher"):
-            load_teacher(path)
+            teacher_embeddings(path, as_set(np.zeros((1, 112, 112, 3), np.uint8)))
