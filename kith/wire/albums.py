@@ -30,12 +30,6 @@ class AlbumOut(BaseModel):
     expires_at: Timestamp = Field(description="The album is deleted then.")
 
 
-class AlbumsOut(BaseModel):
-    """All albums of a gallery, the latest first."""
-
-    data: list[AlbumOut]
-
-
 class AlbumFaceOut(BaseModel):
     """Face of a photo of the album."""
 

@@ -62,7 +62,7 @@ class Page(BaseModel, Generic[Item]):
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
         """Return the name of the page of a model, which it also has in the OpenAPI document: JobsOut of JobOut."""
-        return re.sub("(?<!e)y$", "ie", params[0].__name__.removesuffix("Out")) + "sOut"
+        return re.sub("(?<![aeo])y$", "ie", params[0].__name__.removesuffix("Out")) + "sOut"
 
 
 class Problem(BaseModel):

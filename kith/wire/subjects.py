@@ -64,10 +64,6 @@ class DecoyOut(BaseModel):
     created_at: Timestamp
 
 
-class DecoysOut(BaseModel):
-    data: list[DecoyOut]
-
-
 class SubjectOut(BaseModel):
     id: str
     name: str | None

@@ -16,7 +16,6 @@ from kith.wire.albums import (
     AlbumGroupOut,
     AlbumMergeIn,
     AlbumOut,
-    AlbumsOut,
     AlbumSplitIn,
     GroupId,
 )
@@ -61,9 +60,9 @@ async def create_album(
 
 
 @routes.get("", dependencies=[READ])
-async def list_albums(gallery: GalleryDep, backend: BackendDep) -> AlbumsOut:
+async def list_albums(gallery: GalleryDep, backend: BackendDep) -> Page[AlbumOut]:
     """List the albums of a gallery, the latest first. There are at most 20."""
-    return AlbumsOut(data=[*await backend.threads.run(backend.store.albums.list_all, gallery)])
+    return Page[AlbumOut](data=[*await backend.threads.run(backend.store.albums.list_all, gallery)])
 
 
 @routes.get("/{album}", dependencies=[READ])

@@ -13,7 +13,6 @@ from kith.wire.fields import MAX_FILTER_TAGS, NORMALIZED, SINGLE_LINE, Metadata,
 from kith.wire.subjects import (
     DecoyIn,
     DecoyOut,
-    DecoysOut,
     EnrollIn,
     EnrollOut,
     MergedOut,
@@ -242,9 +241,9 @@ async def add_decoy(
 
 
 @routes.get("/{subject}/decoys", dependencies=[READ])
-async def list_decoys(gallery: GalleryDep, subject: SubjectPath, backend: BackendDep) -> DecoysOut:
+async def list_decoys(gallery: GalleryDep, subject: SubjectPath, backend: BackendDep) -> Page[DecoyOut]:
     """List the decoys of a subject, oldest first."""
-    return DecoysOut(data=await backend.threads.run(backend.store.decoys.list_all, gallery, subject))
+    return Page[DecoyOut](data=await backend.threads.run(backend.store.decoys.list_all, gallery, subject))
 
 
 @routes.delete("/{subject}/decoys/{decoy}", dependencies=[ENROLL])

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from kith import Kith
 from models.runtime.network import Float
 from service.app import create_app
-from service.cli.commands import galleries
 from service.cli.main import app
 from service.domain.gallery import SubjectRecord
 from service.risk import hygiene
@@ -125,7 +124,6 @@ def test_findings_come_in_pages_of_one_report(
 
     printed = _run("gallery", "hygiene", gallery, "--limit", "3", "--json", server=server)
     assert [len(json.loads(printed)["data"]), json.loads(printed)["next"] is None] == [3, False]
-    monkeypatch.setattr(galleries, "MAX_FINDINGS_PER_REQUEST", 1)
     assert len(json.loads(_run("gallery", "hygiene", gallery, "--json", server=server))["data"]) == PAIRS - 1
 
 
