@@ -103,7 +103,7 @@ add_call(
     "list",
     "albums",
     ("Album=id", "state", "photo_count", "face_count", "group_count", "Single faces=single_count", "expires_at"),
-    note="They are deleted after a week.",
+    note="Each is deleted at the time shown (KITH_RETENTION_ALBUMS_DAYS).",
     nothing="No albums. 'kith album create FOLDER --gallery NAME' makes one.",
 )
 add_call(
