@@ -114,7 +114,7 @@ def update_manifest(directory: Path, provenance: Mapping[str, Any], metrics: Map
     """
     document = _read_manifest(directory)
     if document is None:
-        problem = f"of version {MANIFEST_VERSION} does not exist in {directory}: only packs with one can be updated"
+        problem = f"{directory} has none of version {MANIFEST_VERSION}: only packs with a manifest can be updated"
         raise PackError(MANIFEST_FILE, problem)
     _replace_file(
         directory / MANIFEST_FILE, json.dumps({**document, "provenance": provenance, "metrics": metrics}, indent=2)

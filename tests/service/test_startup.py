@@ -114,9 +114,10 @@ def closed(
 
         monkeypatch.setattr(each, close, noted)
 
-    for each in (AuditWriter, Followers, GalleryRisks, Store, Transfers):
+    for each in (Followers, GalleryRisks, Store, Transfers):
         watch(each.__name__, "close", each)
-    watch("Runner", "__aexit__", Runner)
+    for task in (AuditWriter, Runner):
+        watch(task.__name__, "__aexit__", task)
     return names
 
 
