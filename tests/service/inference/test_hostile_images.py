@@ -38,7 +38,7 @@ REFUSED = {
     "heic, few pixels said to be 49 million": "image_damaged",
     "heic, 4 exapixels": "image_damaged",
     "heic, a grid of a gigapixel": "image_too_large",
-    "heic, a grid of 65,280 tiles": "image_damaged",
+    "heic, a grid of 65,280 tiles": "image_format",
     "bmp, 4 exapixels": "image_too_large",
     **dict.fromkeys(UNREAD, "image_format"),
 }
