@@ -7,8 +7,9 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-all test-browser screenshots supply release lock test-faults container-check fuzz soak \
-        bench-memory bench-serving bench-accuracy bench-open-set bench-overload bench-gallery bench-gpu clean
+.PHONY: setup demo run test checks short test-all test-browser screenshots supply release lock test-faults \
+        container-check fuzz soak bench-memory bench-serving bench-accuracy bench-open-set bench-overload bench-gallery \
+        bench-gpu clean
 
 # Dependencies of the server, and the packages with the demo's photos. Those come without dependencies, because the demo
 # does not import them (docs/decisions.md, 2 and 42). Bytecode is compiled at the first import, which saves 70 MB.
@@ -35,13 +36,19 @@ demo: $(SERVING)
 run: $(SERVING)
 	$(BIN)/kith serve
 
+# The static checks run beside the tests, which leave some processor time while they wait.
 test: setup
+	@$(MAKE) --no-print-directory --jobs 2 checks short
+
+checks: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/oxfmt --check 'service/console/**/*.js' 'tests/**/*.js' 'tests/**/*.mjs'
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
+	$(BIN)/mypy
+
+short: setup
 	$(PYTEST) -m "not long" -n 2 --dist loadfile --max-worker-restart 0
 
 # The tests that take long; make test runs the others.
