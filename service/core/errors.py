@@ -61,7 +61,7 @@ CODES: Final = {
     "image_format": "422 The photo format is not supported. Send JPEG, PNG, WebP, BMP, TIFF, GIF, AVIF or HEIC.",
     "image_too_large": "413 The photo has too many bytes or pixels. Shrink the photo. docs/settings.md lists the "
     "limits.",
-    "import_invalid": "422 The file cannot be imported. See docs/galleries.md for the two formats. A repeated import "
+    "import_invalid": "422 The file cannot be imported. See docs/galleries.md for the format. A repeated import "
     "skips items that exist already.",
     "inconsistent_template": "409 The face differs from the subject's other templates. Check the photo, or use "
     "'allow_inconsistent' (--allow-inconsistent).",
