@@ -1,9 +1,8 @@
 """Similarities between the subjects of one gallery: the evidence for its false match rate and its misses.
 
-Identification compares a score with a threshold. The score is a similarity, lowered in two ways:
+Identification compares a score with a threshold. The score is a similarity, adjusted in two ways:
 
-- by the level of the subject: how much more than usual strangers resemble this person. Without it, a quarter to a third
-  of all false alarms falls to a tenth of the people.
+- by the level of the subject: how much more than usual strangers resemble this person.
 - by rival_shift(s2, rival): s2 is the runner-up's similarity less its level, and ``rival`` the gallery's usual best one
   of a non-mated search. A probe that resembles many people thereby needs a higher similarity.
 """
