@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from playwright.sync_api import Browser, JSHandle, Page
+from playwright.sync_api import Browser, JSHandle, Page, expect
 
 from kith import Kith
 from service.app import create_app
@@ -22,6 +22,7 @@ from tests.browser.chromium import MISSING, Watched, chromium, executable
 from tests.conftest import jpeg
 
 Pixels = NDArray[np.uint8]
+KEY = "the-operator-s-key-of-more-than-enough-characters"
 
 
 @pytest.fixture(scope="session")
@@ -136,6 +137,16 @@ def populated(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Path])
         yield url
 
 
+@pytest.fixture(scope="session")
+def locked(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Path]) -> Iterator[str]:
+    """Service that requires a key, with the galleries `staff`, which is empty, and `family` of three subjects."""
+    settings = load_settings(data_dir=tmp_path_factory.mktemp("locked"), api_key=KEY, log_level="ERROR")
+    with embedded(settings) as url, Kith(url, KEY) as kith:
+        kith.create_gallery("staff")
+        populate(kith, "family", photos)
+        yield url
+
+
 def populate(kith: Kith, gallery: str, photos: dict[str, Path], **options: Any) -> None:
     """Create a gallery, unless it exists, and enroll three people, one of them twice."""
     if gallery not in kith.gallery_names():
@@ -144,6 +155,15 @@ def populate(kith: Kith, gallery: str, photos: dict[str, Path], **options: Any) 
     for subject, name, photo in people:
         kith.put_subject(gallery, subject, name=name, tags=["engine"], metadata={"room": 12})
         kith.enroll(gallery, subject, photos[photo], allow_duplicate=True)
+
+
+def give_key(page: Page, key: str = KEY, remember: bool = False) -> None:
+    """Enter a key where the console asks for one."""
+    dialog = page.get_by_role("dialog", name="Your key")
+    dialog.get_by_label("Key", exact=True).fill(key)
+    dialog.get_by_label("Remember it").set_checked(remember)
+    dialog.get_by_role("button", name="Use this key").click()
+    expect(dialog).to_have_count(0)
 
 
 def choose(page: Page, *files: Path, button: str = "Choose") -> None:

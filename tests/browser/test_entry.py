@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Route, expect
 
 from kith import Kith
 from service.server import embedded
 from service.settings import load_settings
 from tests.browser.chromium import faults
-from tests.browser.conftest import Opener
-
-KEY = "the-operator-s-key-of-more-than-enough-characters"
-
-
-@pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Service that requires a key, with a gallery `staff`."""
-    settings = load_settings(data_dir=tmp_path_factory.mktemp("locked"), api_key=KEY, log_level="ERROR")
-    with embedded(settings) as url, Kith(url, KEY) as kith:
-        kith.create_gallery("staff")
-        yield url
+from tests.browser.conftest import KEY, Opener, give_key
 
 
 def test_a_key_is_asked_for_refused_taken_kept_and_forgotten(visit: Opener, locked: str) -> None:
+    with Kith(locked, KEY) as kith:
+        few = kith.create_key("door", ["identify"], galleries=["staff"]).token
     page = visit(locked, "/galleries")
     dialog = page.get_by_role("dialog", name="Your key")
+    key = dialog.get_by_label("Key", exact=True)
     expect(dialog).to_be_visible()
     expect(dialog.get_by_role("alert")).to_have_count(0)  # no error before the first attempt
     assert faults(page) == []
-    dialog.get_by_label("Key", exact=True).fill("a-wrong-one")
+    key.fill("schlüssel 🔑")  # no header can carry it
+    dialog.get_by_role("button", name="Use this key").click()
+    expect(key).to_be_focused()
+    assert not key.evaluate("(one) => one.checkValidity()")
+    key.fill("a-wrong-one")
     dialog.get_by_role("button", name="Use this key").click()
     expect(dialog.get_by_role("alert")).to_contain_text("does not accept this key")
     assert faults(page) == []
-    dialog.get_by_label("Key", exact=True).fill(f" {KEY} ")
+    give_key(page, few)
+    expect(page.get_by_role("alert")).to_contain_text("read")  # the scope that it lacks
+    assert faults(page) == []
+    page.get_by_role("button", name="Your key").click()
+    key.fill(f" {KEY} ")
     page.keyboard.press("Enter")
     expect(dialog).to_have_count(0)
     expect(page.get_by_role("link", name="staff")).to_be_visible()
@@ -57,28 +56,12 @@ def test_a_remembered_key_is_there_in_every_tab_at_once_and_gone_from_all(visit:
     other = page.context.new_page()
     other.goto(f"{locked}/console#/galleries")
     other.get_by_role("dialog").get_by_role("button", name="Cancel").click()
-    dialog = page.get_by_role("dialog", name="Your key")
-    dialog.get_by_label("Key", exact=True).fill(KEY)
-    dialog.get_by_label("Remember it").check()
-    dialog.get_by_role("button", name="Use this key").click()
+    give_key(page, remember=True)
     expect(page.get_by_role("link", name="staff")).to_be_visible()
     expect(other.get_by_role("link", name="staff")).to_be_visible()
     page.get_by_role("button", name="Your key").click()
-    dialog.get_by_role("button", name="Forget the key").click()
+    page.get_by_role("dialog", name="Your key").get_by_role("button", name="Forget the key").click()
     expect(other.get_by_role("dialog", name="Your key")).to_be_visible()
-
-
-def test_a_key_of_few_rights_is_told_what_it_lacks(visit: Opener, locked: str) -> None:
-    with Kith(locked, KEY) as kith:
-        few = kith.create_key("door", ["identify"], galleries=["staff"]).token
-    page = visit(locked, "/galleries")
-    dialog = page.get_by_role("dialog", name="Your key")
-    dialog.get_by_label("Key", exact=True).fill(few)
-    dialog.get_by_role("button", name="Use this key").click()
-    expect(dialog).to_have_count(0)
-    expect(page.get_by_role("alert")).to_contain_text("read")
-    expect(page.get_by_role("alert")).to_contain_text("forbidden")
-    assert faults(page) == []
 
 
 def test_an_open_service_asks_for_no_key(visit: Opener, own_service: str) -> None:
@@ -97,15 +80,6 @@ def test_an_open_service_asks_for_no_key(visit: Opener, own_service: str) -> Non
     expect(dialog.get_by_label("Key", exact=True)).to_be_visible()
 
 
-def test_what_no_header_can_carry_is_no_key(visit: Opener, locked: str) -> None:
-    page = visit(locked, "/galleries")
-    dialog = page.get_by_role("dialog", name="Your key")
-    dialog.get_by_label("Key", exact=True).fill("schlüssel 🔑")
-    dialog.get_by_role("button", name="Use this key").click()
-    expect(dialog.get_by_label("Key", exact=True)).to_be_focused()
-    assert not dialog.get_by_label("Key", exact=True).evaluate("(one) => one.checkValidity()")
-
-
 def test_it_works_where_the_browser_keeps_nothing(visit: Opener, locked: str) -> None:
     page = visit(locked)
     page.add_init_script(
@@ -114,24 +88,18 @@ def test_it_works_where_the_browser_keeps_nothing(visit: Opener, locked: str) ->
     )
     page.goto(f"{locked}/console#/galleries")
     page.reload()
-    dialog = page.get_by_role("dialog", name="Your key")
-    dialog.get_by_label("Key", exact=True).fill(KEY)
-    dialog.get_by_role("button", name="Use this key").click()
+    give_key(page)
     expect(page.get_by_role("link", name="staff")).to_be_visible()
     page.get_by_role("button", name="Light or dark").click()
 
 
-def test_an_address_that_names_no_page_says_so_and_leads_on(visit: Opener, populated: str) -> None:
+def test_an_address_is_a_place_and_one_that_names_no_page_leads_on(visit: Opener, populated: str) -> None:
     page = visit(populated)
     for address in ("/nowhere", "/galleries/%E0%A4", "/galleries/a/b/c/d/e"):
         page.goto(f"{populated}/console#{address}")
         expect(page.get_by_role("heading", name="Page not found")).to_be_visible()
         page.get_by_role("link", name="Go to the start page").click()
         expect(page.get_by_role("heading", level=1, name="Identify")).to_be_visible()
-
-
-def test_back_and_reload_keep_the_place(visit: Opener, populated: str) -> None:
-    page = visit(populated)
     page.get_by_role("link", name="Galleries").click()
     page.get_by_role("link", name="Health").click()
     expect(page.get_by_role("heading", name="Health", level=1)).to_be_visible()

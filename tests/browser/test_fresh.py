@@ -194,17 +194,3 @@ def test_two_photos_are_compared_and_one_with_somebody_by_their_gallery(
         second.get_by_label(other, exact=True).check()
         expect(strict.locator("option")).to_have_count(3 if other == "A photo" else 4)
         expect(strict).to_have_value("relaxed")
-
-
-def test_nothing_stays_of_whom_hygiene_names_no_more(visit: Opener, populated: str) -> None:
-    page = visit(populated, "/galleries/family/hygiene")
-    held = "localStorage.getItem('kith-aside-family')"
-    page.get_by_role("button", name="They are two people").first.click()
-    assert "ada" in page.evaluate(held)
-    known = [*json.loads(page.evaluate(held)), '["lookalikes",["eve","ada"],[]]']
-    page.evaluate("(known) => localStorage.setItem('kith-aside-family', known)", json.dumps(known))
-    page.reload()
-    expect(page.get_by_text("dismissed.")).to_be_visible()
-    kept = page.evaluate(held)
-    assert "eve" not in kept
-    assert "ada" in kept

@@ -9,7 +9,7 @@ from pathlib import Path
 from playwright.sync_api import Page, Route, expect
 
 from kith import Kith
-from tests.browser.conftest import Opener, choose
+from tests.browser.conftest import Opener, choose, give_key
 
 Photos = dict[str, Path]
 REFUSED = json.dumps({"code": "unauthorized", "title": "No key", "detail": "A key is needed.", "remedy": ""})
@@ -20,13 +20,6 @@ def refuse(route: Route) -> None:
     route.fulfill(status=401, content_type="application/problem+json", body=REFUSED)
 
 
-def give_key(page: Page) -> None:
-    dialog = page.get_by_role("dialog", name="Your key")
-    dialog.get_by_label("Key", exact=True).fill("another-one")
-    dialog.get_by_role("button", name="Use this key").click()
-    expect(dialog).to_have_count(0)
-
-
 def test_a_new_key_leaves_what_is_in_hand(visit: Opener, service: str, kith: Kith, photos: Photos) -> None:
     kith.create_gallery("family")
     page = visit(service, "/enroll?gallery=family")
@@ -35,7 +28,7 @@ def test_a_new_key_leaves_what_is_in_hand(visit: Opener, service: str, kith: Kit
     page.get_by_label("Name", exact=True).fill("Ada")
     page.route(re.compile("/subjects/ada"), refuse)
     page.get_by_role("button", name="Enroll", exact=True).click()
-    give_key(page)
+    give_key(page, "another-one")
     expect(page.get_by_label("Name", exact=True)).to_have_value("Ada")
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
 
@@ -60,14 +53,14 @@ def test_what_was_refused_is_asked_for_again_and_the_rest_is_left(visit: Opener,
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/subjects" in request.url else None)
     page.get_by_role("button", name="Your key").click()
-    give_key(page)
+    give_key(page, "another-one")
     expect(page.get_by_role("link", name="Ada Lovelace")).to_be_visible()
     expect(page.get_by_label("Find")).to_have_value("lovelace")
     assert len(asked) == 1  # refused several times, but asked once
 
 
-def test_a_dialog_goes_with_its_page_and_asks_for_nothing(visit: Opener, populated: str) -> None:
-    page = visit(populated)
+def test_a_dialog_and_the_camera_go_with_their_page(visit: Opener, populated: str) -> None:
+    page = visit(populated, permissions=["camera"])
     deleted = []
     page.on("request", lambda request: deleted.append(request.url) if request.method == "DELETE" else None)
     page.goto(f"{populated}/console#/galleries")
@@ -79,6 +72,19 @@ def test_a_dialog_goes_with_its_page_and_asks_for_nothing(visit: Opener, populat
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.get_by_role("link", name="Tom")).to_be_visible()
     assert deleted == []
+
+    page.evaluate(
+        """() => {
+          const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+          navigator.mediaDevices.getUserMedia = async (wanted) => (window.stream = await ask(wanted));
+        }"""
+    )
+    page.get_by_role("link", name="Compare").click()
+    page.get_by_role("button", name="Use the camera").first.click()
+    expect(page.get_by_role("button", name="Take the photo")).to_be_enabled()
+    page.go_back()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.wait_for_function("window.stream.getTracks().every((track) => track.readyState === 'ended')")
 
 
 def another_tab(page: Page, key: str | None) -> None:
@@ -119,22 +125,6 @@ def test_a_dialog_goes_with_the_key_by_which_it_was_opened(visit: Opener, popula
     expect(page.get_by_role("dialog", name="The token of “door”")).to_be_visible()
     another_tab(page, None)
     expect(dialog).to_have_count(0)
-
-
-def test_the_camera_stops_with_its_page(visit: Opener, populated: str) -> None:
-    page = visit(populated, permissions=["camera"])
-    page.evaluate(
-        """() => {
-          const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
-          navigator.mediaDevices.getUserMedia = async (wanted) => (window.stream = await ask(wanted));
-        }"""
-    )
-    page.get_by_role("link", name="Compare").click()
-    page.get_by_role("button", name="Use the camera").first.click()
-    expect(page.get_by_role("button", name="Take the photo")).to_be_enabled()
-    page.go_back()
-    expect(page.get_by_role("dialog")).to_have_count(0)
-    page.wait_for_function("window.stream.getTracks().every((track) => track.readyState === 'ended')")
 
 
 def test_two_presses_make_one_key_whose_token_stays(visit: Opener, populated: str) -> None:

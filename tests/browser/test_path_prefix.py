@@ -11,26 +11,13 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from kith import Kith
-from service.server import embedded
-from service.settings import load_settings
-from tests.browser.conftest import Opener, choose, populate
+from tests.browser.conftest import KEY, Opener, choose, give_key
 from tests.reverse_proxies import PREFIX, PROXIES
-
-KEY = "the-operator-s-key-of-more-than-enough-characters"
-
-
-@pytest.fixture(scope="module")
-def direct(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Path]) -> Iterator[str]:
-    """Service without a proxy, with a key and a gallery of three subjects."""
-    settings = load_settings(data_dir=tmp_path_factory.mktemp("direct"), api_key=KEY, log_level="ERROR")
-    with embedded(settings) as url, Kith(url, KEY) as kith:
-        populate(kith, "family", photos)
-        yield url
 
 
 @pytest.fixture(scope="module", params=["python", "nginx"])
-def prefixed(direct: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
-    with PROXIES[request.param](direct, tmp_path_factory.mktemp("proxy")) as url:
+def prefixed(locked: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
+    with PROXIES[request.param](locked, tmp_path_factory.mktemp("proxy")) as url:
         yield url
 
 
@@ -39,7 +26,10 @@ def test_the_console_works_below_a_prefix(visit: Opener, prefixed: str, photos: 
     outside = leaving(page, prefixed)
     page.goto(f"{prefixed}/")
     expect(page).to_have_url(f"{prefixed}/console")
-    enter_key(page)
+    give_key(page, remember=True)
+    stored = page.evaluate("Object.keys(localStorage).filter((name) => name.startsWith('kith-key'))")
+    assert stored == [f"kith-key{PREFIX}/"]  # services of one host keep their own keys
+    page.reload()
     for place in ("Enroll", "Compare", "Galleries", "Jobs", "Health"):
         page.get_by_role("link", name=place, exact=True).click()
         expect(page.get_by_role("heading", level=1)).to_be_visible()
@@ -53,7 +43,7 @@ def test_the_console_works_below_a_prefix(visit: Opener, prefixed: str, photos: 
 
 
 def test_files_are_sent_and_fetched_below_a_prefix(
-    visit: Opener, prefixed: str, direct: str, photos: dict[str, Path], tmp_path: Path
+    visit: Opener, prefixed: str, locked: str, photos: dict[str, Path], tmp_path: Path
 ) -> None:
     """Archives and albums carry the key and photos: none of them may go to the root of the host."""
     content = io.BytesIO()
@@ -64,8 +54,8 @@ def test_files_are_sent_and_fetched_below_a_prefix(
     gallery = tmp_path.name.replace("_", "-")
     page = visit(prefixed)
     outside = leaving(page, prefixed)
-    enter_key(page)
-    with Kith(direct, KEY) as kith:
+    give_key(page)
+    with Kith(locked, KEY) as kith:
         kith.create_gallery(gallery)
         page.goto(f"{prefixed}/console#/jobs?gallery={gallery}")
         page.get_by_role("button", name="Enroll many people").first.click()
@@ -96,13 +86,6 @@ def leaving(page: Page, prefixed: str) -> list[str]:
     return outside
 
 
-def enter_key(page: Page) -> None:
-    dialog = page.get_by_role("dialog", name="Your key")
-    dialog.get_by_label("Key", exact=True).fill(KEY)
-    dialog.get_by_role("button", name="Use this key").click()
-    expect(dialog).to_have_count(0)
-
-
 def test_the_reference_sends_requests_below_the_prefix(visit: Opener, prefixed: str) -> None:
     page = visit(prefixed)
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
@@ -113,17 +96,3 @@ def test_the_reference_sends_requests_below_the_prefix(visit: Opener, prefixed: 
     with page.expect_response(f"{prefixed}/healthz") as answer:
         page.get_by_role("button", name="Execute").click()
     assert answer.value.ok
-
-
-def test_services_of_one_host_keep_their_own_keys(visit: Opener, prefixed: str) -> None:
-    page = visit(prefixed)
-    dialog = page.get_by_role("dialog", name="Your key")
-    dialog.get_by_label("Key", exact=True).fill(KEY)
-    dialog.get_by_label("Remember it").check()
-    dialog.get_by_role("button", name="Use this key").click()
-    expect(dialog).to_have_count(0)
-    stored = page.evaluate("Object.keys(localStorage).filter((name) => name.startsWith('kith-key'))")
-    assert stored == [f"kith-key{PREFIX}/"]
-    page.reload()
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
-    expect(dialog).to_have_count(0)
