@@ -19,8 +19,10 @@ import pytest
 from service.cli.main import main
 
 
-def run_kith(*words: str, cwd: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Return what ``subprocess.run`` would return for the command, with an empty stdin."""
+def run_kith(
+    *words: str, cwd: Path, environment: Mapping[str, str], stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Return what ``subprocess.run`` would return for the command."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with (
         patch.dict(os.environ, environment, clear=True),
@@ -30,7 +32,7 @@ def run_kith(*words: str, cwd: Path, environment: Mapping[str, str]) -> subproce
     ):
         patched.chdir(cwd)
         patched.setattr(sys, "argv", ["kith", *words])
-        patched.setattr(sys, "stdin", io.StringIO())
+        patched.setattr(sys, "stdin", io.StringIO(stdin))
         patched.setattr(sys.modules["__main__"], "__package__", None)  # so that the program is named by argv
         with pytest.raises(SystemExit) as ended:
             main()

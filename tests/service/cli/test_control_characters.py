@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
 from kith import Kith
 from service.cli.terminal import print_json, print_line, print_note
 from service.cli.words import CONTROL_PATTERN
-from service.resources import open_own_database
-from service.server import embedded
-from service.settings import load_settings
+from service.settings import Settings
 from service.storage.repositories.store import Store
-from tests.conftest import jpeg
-from tests.service.cli.test_commands import kith_command
+from tests.databases import open_database
+from tests.service.cli.conftest import Program
 
 NAME = "Ada\x1b[2J\nerror: \x9b5m\u202eadA"
 SHOWN = "Ada\ufffd[2J"
@@ -29,32 +26,23 @@ WRITTEN = "\u0645\u06cc\u200c\u062e 山田\u3000太郎 O\u2019Neil \u200f\u05d0 
 """What names are written with."""
 
 
-@pytest.fixture
-def of_old(tmp_path: Path, astronaut: NDArray[Any]) -> Iterator[str]:
-    """A server with a gallery in which ada has such a name, and a photo of her."""
-    settings = load_settings(data_dir=tmp_path / "data", log_level="WARNING")
-    (tmp_path / "ada.jpg").write_bytes(jpeg(astronaut))
-    with embedded(settings) as url, Kith(url) as kith:
-        kith.create_gallery("g", risk={"threshold": 0.3})
-        kith.enroll("g", "ada", tmp_path / "ada.jpg")
-        with closing(open_own_database(settings)) as database:
-            store = Store(database)
-            store.subjects.put(store.galleries.get("g"), "ada", NAME, {"k": NAME}, [TAG])
-        yield url
-
-
-def test_stored_names_are_read_as_they_are_and_shown_as_text(of_old: str, tmp_path: Path) -> None:
-    with Kith(of_old) as kith:
-        assert (kith.subject("g", "ada").name, kith.subject("g", "ada").tags) == (NAME, [TAG])
-    for command in (("subject", "list"), ("subject", "show", "ada"), ("identify", "ada.jpg", "--draw", "out.png")):
-        ran = kith_command(*command, "-g", "g", "--url", of_old, cwd=tmp_path)
-        assert ran.returncode == 0, ran.stderr
-        assert SHOWN in ran.stdout
-        assert not CONTROL_PATTERN.search((ran.stdout + ran.stderr).replace("\n", ""))
-        told = kith_command(*command, "-g", "g", "--url", of_old, "--json", cwd=tmp_path).stdout
+def test_stored_names_are_read_as_they_are_and_shown_as_text(
+    run: Program, kith: Kith, gallery: str, settings: Settings, photos: dict[str, Path]
+) -> None:
+    kith.enroll(gallery, "ada", photos["eileen"])
+    with closing(open_database(settings.sql_url)) as database:
+        store = Store(database)
+        store.subjects.put(store.galleries.get(gallery), "ada", NAME, {"k": NAME}, [TAG])
+    assert (kith.subject(gallery, "ada").name, kith.subject(gallery, "ada").tags) == (NAME, [TAG])
+    identify = ("identify", photos["eileen"], "--draw", "out.png")
+    for command in (("subject", "list"), ("subject", "show", "ada"), identify):
+        shown = run(*command, "-g", gallery)
+        assert SHOWN in shown
+        assert not CONTROL_PATTERN.search((shown + run.stderr).replace("\n", ""))
+        told = run(*command, "-g", gallery, "--json")
         assert not CONTROL_PATTERN.search(told.replace("\n", ""))
         assert NAME in values(json.loads(told))
-    with Image.open(tmp_path / "out.png") as drawn:
+    with Image.open(run.folder / "out.png") as drawn:
         assert min(drawn.size) >= 1280
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import zipfile
@@ -17,16 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from typer.testing import CliRunner
 
 from kith import Kith
 from kith.wire.identifiers import normalize_id
 from service.cli.converters import compreface
 from service.cli.converters.output import PersonPhoto, SubjectIds, photo_suffix, write_archive
-from service.cli.main import app
 from tests.conftest import jpeg
 from tests.postgres import Postgres
 from tests.refusals import raises_code
+from tests.service.cli.conftest import Program
 
 COMPREFACE = """
 CREATE TABLE model (id bigint PRIMARY KEY, name varchar(50), guid varchar(36), api_key varchar(36), type char(1));
@@ -38,16 +36,6 @@ CREATE TABLE embedding (id uuid PRIMARY KEY, subject_id uuid REFERENCES subject 
 """
 """Schema after CompreFace's migrations."""
 STAFF, GUESTS = "00000000-0000-0000-0000-000000000002", "00000000-0000-0000-0000-000000000009"
-
-
-def run(*arguments: str | Path, code: int = 0) -> Any:
-    done = CliRunner().invoke(app, [*map(str, arguments), "--json"], catch_exceptions=False)
-    assert done.exit_code == code, done.output
-    return json.loads(done.stdout)
-
-
-def enroll(server: str, gallery: str, archive: Path) -> Any:
-    return run("enroll", archive, "--gallery", gallery, "--url", server, "--largest-face")
 
 
 def photo_id(number: int) -> str:
@@ -81,31 +69,28 @@ needs_pg_dump = pytest.mark.skipif(shutil.which("pg_dump") is None, reason="pg_d
 @needs_pg_dump
 @pytest.mark.parametrize("packed", [False, True])
 def test_compreface_photos_are_enrolled(
-    dump: Path, packed: bool, tmp_path: Path, server: str, kith: Kith, gallery: str, astronaut: NDArray[Any]
+    dump: Path, packed: bool, run: Program, kith: Kith, gallery: str, astronaut: NDArray[Any]
 ) -> None:
     if packed:
-        (tmp_path / "dump.sql.gz").write_bytes(gzip.compress(dump.read_bytes()))
-        dump = tmp_path / "dump.sql.gz"
-    archive = tmp_path / "staff.zip"
-    done = run("convert", "compreface", dump, archive, "--collection", "Staff")
+        (run.folder / "dump.sql.gz").write_bytes(gzip.compress(dump.read_bytes()))
+        dump = run.folder / "dump.sql.gz"
+    convert, staff = ("convert", "compreface", dump), ("--collection", "Staff", "--json")
+    run(*convert, "staff.zip", status=2)
+    assert "Staff, Guests" in run.stderr
+    assert not (run.folder / "staff.zip").exists()
+    run(*convert, "no/staff.zip", *staff, status=2)
+    assert "does not exist" in run.stderr
+    assert json.loads(run(*convert, "guests.zip", "--collection", GUESTS, "--json"))["people_count"] == 1
+    done = json.loads(run(*convert, "staff.zip", *staff))
     assert (done["people_count"], done["photo_count"]) == (2, 2)
     assert done["left"] == ["1 embeddings without a photo", "1 people without a photo"]
     assert done["renamed"] == {"Tom\tH/\\anks\n": "Tom H--anks"}
-    assert archive.stat().st_mode & 0o777 == 0o600
-    report = enroll(server, gallery, archive)
+    assert (run.folder / "staff.zip").stat().st_mode & 0o777 == 0o600
+    report = json.loads(run("enroll", "staff.zip", "-g", gallery, "--largest-face", "--json"))
     assert (report["enrolled_count"], report["refused"]) == (2, [])
     assert {subject.id for subject in kith.subjects(gallery)} == {"eileen", "Tom H--anks"}
     (found,) = kith.identify(gallery, jpeg(astronaut, 60), risk={"threshold": 0.9}).results
     assert (found.outcome, found.subject) == ("identified", "eileen")
-
-
-@needs_pg_dump
-def test_compreface_needs_a_collection_if_there_are_several(dump: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["convert", "compreface", str(dump), str(tmp_path / "o.zip")])
-    assert done.exit_code == 2
-    assert "Staff, Guests" in done.output
-    assert not (tmp_path / "o.zip").exists()
-    assert run("convert", "compreface", dump, tmp_path / "o.zip", "--collection", GUESTS)["people_count"] == 1
 
 
 @needs_pg_dump
@@ -135,20 +120,6 @@ def test_unreadable_compreface_dumps_are_rejected(dump: Path, tmp_path: Path) ->
         list(compreface.read_photos(broken, staff, SubjectIds()))
 
 
-def test_a_deepface_folder_is_enrolled_as_it_is(
-    tmp_path: Path, server: str, kith: Kith, gallery: str, astronaut: NDArray[Any], actor: NDArray[Any]
-) -> None:
-    folder = tmp_path / "my_db"
-    for person, photo in (("eileen", astronaut), ("Tom Hanks", actor)):
-        (folder / person).mkdir(parents=True)
-        (folder / person / "1.jpg").write_bytes(jpeg(photo))
-    path = folder / "ds_model_vggface_detector_opencv_aligned_normalization_base_expand_0.pkl"
-    path.write_bytes(pickle.dumps([{"identity": "my_db/eileen/1.jpg", "embedding": [0.1, 0.2]}]))
-    report = enroll(server, gallery, folder)
-    assert (report["enrolled_count"], report["refused"]) == (2, [])
-    assert {subject.id for subject in kith.subjects(gallery)} == {"eileen", "Tom Hanks"}
-
-
 @given(st.lists(st.text(), max_size=30))
 def test_subject_ids_are_valid_and_unique(names: list[str]) -> None:
     ids = SubjectIds()
@@ -157,15 +128,6 @@ def test_subject_ids_are_valid_and_unique(names: list[str]) -> None:
     assert all(0 < len(subject) <= 128 and "/" not in subject and "\\" not in subject for subject in mapping.values())
     assert all(normalize_id(subject) == subject for subject in mapping.values())
     assert all(ids.id_for(name) == subject for name, subject in mapping.items())
-
-
-def test_the_output_folder_must_exist(tmp_path: Path) -> None:
-    (tmp_path / "dump.sql").touch()
-    done = CliRunner().invoke(
-        app, ["convert", "compreface", str(tmp_path / "dump.sql"), str(tmp_path / "no" / "p.zip")]
-    )
-    assert done.exit_code == 2
-    assert "does not exist" in " ".join(done.output.replace("│", " ").split())
 
 
 def test_photos_get_the_suffix_of_their_format(tmp_path: Path) -> None:

@@ -19,12 +19,10 @@ from kith import Kith
 from kith.wire.identification import IdentityOut
 from service.cli.tools import demo, drawing
 from service.cli.tools.demo import GALLERY, PhotosMissingError, package_file, run_demo, varied_samples
-from service.server import embedded
-from service.settings import load_settings
 from tests.conftest import ROOT
 
 
-def test_every_decision_is_correct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_decision_is_correct(kith: Kith, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The picture numbers faces as the text does, from the left."""
     out = io.StringIO()
     drawn: list[Sequence[IdentityOut]] = []
@@ -35,9 +33,8 @@ def test_every_decision_is_correct(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         draw(photo, results, target)
 
     monkeypatch.setattr(demo, "draw_decisions", watch)
-    settings = load_settings(data_dir=tmp_path / "data", log_level="WARNING")
-    with embedded(settings) as url, Kith(url) as kith:
-        assert run_demo(kith, tmp_path, Console(file=out, width=200)), out.getvalue()
+    assert run_demo(kith, tmp_path, Console(file=out, width=200)), out.getvalue()
+    kith.delete_gallery(GALLERY)
     assert "WRONG" not in out.getvalue()
     with Image.open(tmp_path / "decisions.png") as picture:
         assert picture.width > 500
@@ -72,19 +69,21 @@ def test_printed_commands_work_where_the_demo_was_started(tmp_path: Path) -> Non
     assert "Serve" in shell(commands[2].replace(" serve ", " serve --help "))
 
 
-def test_a_wrong_decision_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.StringIO()
-    settings = load_settings(data_dir=tmp_path / "data", log_level="WARNING")
-    original = Kith.create_gallery
+def test_a_wrong_decision_and_missing_photos_are_reported(
+    kith: Kith, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, original = io.StringIO(), Kith.create_gallery
 
     def accept_every_face(self: Kith, name: str, **_: Any) -> Any:
         return original(self, name, risk={"threshold": -1.0})
 
     monkeypatch.setattr(Kith, "create_gallery", accept_every_face)
-    with embedded(settings) as url, Kith(url) as kith:
-        assert not run_demo(kith, tmp_path, Console(file=out, width=200))
-        assert kith.gallery(GALLERY).risk == {"threshold": -1.0}
+    assert not run_demo(kith, tmp_path, Console(file=out, width=200))
     assert "WRONG" in out.getvalue()
+    kith.delete_gallery(GALLERY)
+    for package in ("no_such_package", "skimage"):
+        with pytest.raises(PhotosMissingError, match=package if "no" in package else r"x\.png"):
+            package_file(package, "x.png")
 
 
 def test_every_second_sample_has_all_lights() -> None:
@@ -92,10 +91,3 @@ def test_every_second_sample_has_all_lights() -> None:
     means = np.array([photo.mean() for photo in varied_samples()])
     assert abs(means[::2].mean() / means[1::2].mean() - 1) < 0.1
     assert means.max() > 1.5 * means.min()
-
-
-def test_missing_photos_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(PhotosMissingError, match="no_such_package"):
-        package_file("no_such_package", "x.png")
-    with pytest.raises(PhotosMissingError, match=r"x\.png"):
-        package_file("skimage", "x.png")

@@ -11,17 +11,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kith import Kith
 from service.cli.commands.enroll import EnrollmentReport, print_report
-from tests.commands import run_kith
 from tests.conftest import jpeg
+from tests.service.cli.conftest import Program
 
 LATIN1 = os.fsdecode(b"Ren\xe9")
 
 
-@pytest.fixture
-def people(tmp_path: Path, astronaut: NDArray[np.uint8]) -> Path:
-    folder, photo = tmp_path / "people", jpeg(astronaut)
+def written(folder: Path, files: dict[str, bytes]) -> None:
+    for name, payload in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(payload)
+
+
+@pytest.mark.parametrize("where", ["run", "local"])
+def test_every_file_is_accounted_for(
+    request: pytest.FixtureRequest, gallery: str, tmp_path: Path, astronaut: NDArray[np.uint8], where: str
+) -> None:
+    photo, run = jpeg(astronaut), request.getfixturevalue(where)
     files = {
         "eileen/1.jpe": photo,
         "eileen/2019/IMG_2": photo + b"2",
@@ -34,24 +41,12 @@ def people(tmp_path: Path, astronaut: NDArray[np.uint8]) -> Path:
         "__MACOSX/eileen/1.jpg": photo,
         "group.jpg": photo,
     }
-    for name, payload in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(payload)
-    (folder / "eileen" / "gone.jpg").symlink_to("nowhere")
-    return folder
-
-
-@pytest.mark.parametrize("embedded", [False, True])
-def test_every_file_is_accounted_for(
-    kith: Kith, server: str, gallery: str, people: Path, tmp_path: Path, embedded: bool
-) -> None:
-    where = {} if embedded else {"KITH_URL": server}
-    environment = {"KITH_LOG_LEVEL": "WARNING", "HOME": str(tmp_path), **where}
+    written(tmp_path / "people", files)
+    (tmp_path / "people" / "eileen" / "gone.jpg").symlink_to("nowhere")
     words = ("enroll", "people", "-g", gallery, "--report", "report.csv")
-    done = run_kith(*words, cwd=tmp_path, environment=environment)
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-    assert "3 photos enrolled, 3 refused; 5 files ignored (hidden, or not a photo)" in done.stdout
-    assert "Ignored: people/eileen/[b]notes.txt\n" in done.stdout
+    printed = run(*words, status=1)
+    assert "3 photos enrolled, 3 refused; 5 files ignored (hidden, or not a photo)" in printed
+    assert "Ignored: people/eileen/[b]notes.txt\n" in printed
     with (tmp_path / "report.csv").open(newline="", encoding="utf-8") as stream:
         rows = {row["photo"]: (row["status"], row["code"]) for row in csv.DictReader(stream)}
     assert rows == {
@@ -64,25 +59,17 @@ def test_every_file_is_accounted_for(
         "people/eileen/2019/IMG_2": ("done", ""),
         "people/eileen/Ren\\xe9.jpg": ("done", ""),
     }
-    again = json.loads(run_kith(*words, "--json", cwd=tmp_path, environment=environment).stdout)
+    again = json.loads(run(*words, "--json", status=1))
     assert (again["already_enrolled_count"], len(again["refused"]), again["ignored_count"]) == (3, 3, 5)
     assert again["ignored_files"] == ["people/Ren\\xe9/notes.txt", "people/eileen/[b]notes.txt"]
 
 
-def test_a_folder_with_a_hidden_folder_only_is_refused(tmp_path: Path, server: str) -> None:
-    (tmp_path / "flat" / ".git").mkdir(parents=True)
-    (tmp_path / "flat" / "1.jpg").write_bytes(b"photo")
-    done = run_kith("enroll", "flat", "-g", "none", cwd=tmp_path, environment={"KITH_URL": server})
-    assert (done.returncode, "has no folder per person" in done.stderr) == (2, True)
-
-
-def test_a_photo_is_no_source_and_the_command_for_one_is_named(
-    tmp_path: Path, astronaut: NDArray[np.uint8], server: str
-) -> None:
-    (tmp_path / "party.jpg").write_bytes(jpeg(astronaut))
-    done = run_kith("enroll", "party.jpg", "-g", "none", cwd=tmp_path, environment={"KITH_URL": server})
-    assert done.returncode == 2
-    assert "kith subject enroll ID party.jpg -g none" in " ".join(done.stderr.replace("│", " ").split())
+def test_a_source_without_folders_of_people_is_refused(run: Program, photos: dict[str, Path]) -> None:
+    written(run.folder / "flat", {".git/config": b"", "1.jpg": b"photo"})
+    run("enroll", "flat", "-g", "none", status=2)
+    assert "has no folder per person" in run.stderr
+    run("enroll", photos["tom"].name, "-g", "none", status=2)
+    assert "kith subject enroll ID tom.jpg -g none" in " ".join(run.stderr.replace("│", " ").split())
 
 
 def test_ten_refusals_are_printed_and_the_summary_is_last(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,21 +84,13 @@ def test_ten_refusals_are_printed_and_the_summary_is_last(capsys: pytest.Capture
     assert lines[-1] == "3 photos enrolled, 12 refused"
 
 
-def test_people_without_a_photo_are_named_first(
-    tmp_path: Path, astronaut: NDArray[np.uint8], server: str, gallery: str
-) -> None:
-    for name, photo in (("eileen/1.jpg", astronaut), ("anna/1.jpg", np.full_like(astronaut, 128))):
-        (tmp_path / "people" / name).parent.mkdir(parents=True)
-        (tmp_path / "people" / name).write_bytes(jpeg(photo))
-    environment = {"KITH_URL": server}
-    done = run_kith("enroll", "people", "-g", gallery, cwd=tmp_path, environment=environment)
-    first, *_, last = done.stdout.splitlines()
+def test_people_without_a_photo_are_named_first(run: Program, gallery: str, astronaut: NDArray[np.uint8]) -> None:
+    gray, people = jpeg(np.full_like(astronaut, 128)), run.folder / "people"
+    written(people, {"eileen/1.jpg": jpeg(astronaut), "anna/1.jpg": gray})
+    first, *_, last = run("enroll", "people", "-g", gallery, status=1).splitlines()
     assert first == "1 person has no photo in the gallery, and cannot be found: anna"
     assert last == "1 photo enrolled, 1 refused"
     # A person who was enrolled before is not missing because of another, refused photo.
-    (tmp_path / "people" / "eileen" / "2.jpg").write_bytes(jpeg(np.full_like(astronaut, 90)))
-    (tmp_path / "people" / "eileen" / "1.jpg").unlink()
-    again = json.loads(
-        run_kith("enroll", "people", "-g", gallery, "--json", cwd=tmp_path, environment=environment).stdout
-    )
+    (people / "eileen" / "1.jpg").write_bytes(gray + b"2")
+    again = json.loads(run("enroll", "people", "-g", gallery, "--json", status=1))
     assert (again["without_photo"], len(again["refused"])) == (["anna"], 2)
