@@ -9,8 +9,9 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import absl.logging
@@ -114,6 +115,14 @@ def jpeg(image: NDArray[np.uint8] | Image.Image, quality: int = 92) -> bytes:
     opened = image if isinstance(image, Image.Image) else Image.fromarray(image)
     opened.save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
+
+
+def is_eventually(check: Callable[[], bool]) -> None:
+    """Wait until it is so."""
+    deadline = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

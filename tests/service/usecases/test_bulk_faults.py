@@ -20,16 +20,13 @@ from models.vision import recognition
 from models.vision.detection import Detector
 from models.vision.pixels import to_planes
 from service.core.errors import UnreadyError
-from service.inference.archives import ArchiveContents, ArchiveLimits, iterate_members, read_contents
+from service.inference.archives import iterate_members, read_contents
 from service.jobs import runner
-from service.server import embedded
-from service.settings import load_settings
 from tests.commands import run_kith
 from tests.conftest import jpeg
-from tests.service.usecases.test_bulk_enrollment import KINDS, Bytes, as_tar
+from tests.service.usecases.test_bulk_enrollment import KINDS, LIMITS, Bytes, as_tar
 
 PHOTOS = 12
-LIMITS = ArchiveLimits(1000, 100_000, 1_000_000)
 
 
 @pytest.fixture
@@ -104,37 +101,26 @@ def test_a_fault_that_stays_stops_the_job_and_refuses_no_photo(
     assert again.counts == {"already_enrolled": 5, "no_face": 1, "duplicate_subject": 1}
 
 
-@pytest.mark.parametrize("local", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("is_local", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_kith_enroll_stops_and_resumes(
-    tmp_path: Path, photos: dict[str, bytes], fail: Callable[[Exception, int], None], local: bool
+    tmp_path: Path, server: str, photos: dict[str, bytes], fail: Callable[[Exception, int], None], is_local: bool
 ) -> None:
     for name, payload in photos.items():
         (tmp_path / "people" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "people" / name).write_bytes(payload)
-    words = ("enroll", "people", "-g", "g", "--report", "report.ndjson", "--json")
-    environment = {"KITH_LOG_LEVEL": "ERROR", "KITH_DATA_DIR": str(tmp_path / "data")}
-
-    def enroll(url: str | None) -> tuple[Any, list[dict[str, str]]]:
-        done = run_kith(*words, cwd=tmp_path, environment=environment | ({} if url is None else {"KITH_URL": url}))
-        return done, [json.loads(line) for line in (tmp_path / "report.ndjson").read_text().splitlines()]
-
-    def check(url: str | None) -> None:
-        fail(RuntimeError("CUDA error 700"), 10_000)
-        done, rows = enroll(url)
-        assert done.returncode == 3
-        assert '"code": "job_crashed"' in done.stderr
-        assert "photo 1 of the archive" in done.stderr
-        assert "run the command again to resume" in done.stderr
-        assert rows == []
-        fail(RuntimeError(), 0)
-        done, rows = enroll(url)
-        assert (done.returncode, [row["status"] for row in rows]) == (0, ["done"] * PHOTOS)
-
-    if local:
-        check(None)
-    else:
-        with embedded(load_settings(data_dir=tmp_path / "data", log_level="ERROR")) as url:
-            check(url)
+    words = ("enroll", "people", "-g", "resumed", "--report", "report.ndjson")
+    environment = {"KITH_LOG_LEVEL": "ERROR"} | ({} if is_local else {"KITH_URL": server})
+    for batches, status, rows in ((10_000, 3, []), (0, 0, ["done"] * PHOTOS)):
+        fail(RuntimeError("CUDA error 700"), batches)
+        done = run_kith(*words, cwd=tmp_path, environment=environment)
+        assert done.returncode == status, done.stderr
+        for said in ("(job_crashed)", "photo 1 of the archive", "run the command again to resume"):
+            assert (said in done.stderr) == bool(batches)
+        lines = (tmp_path / "report.ndjson").read_text().splitlines()
+        assert [json.loads(line)["status"] for line in lines] == rows
+    if not is_local:
+        with Kith(server) as kith:
+            kith.delete_gallery("resumed")
 
 
 class FailingDisk(io.BytesIO):
@@ -142,18 +128,13 @@ class FailingDisk(io.BytesIO):
 
     def __init__(self, payload: bytes, readable: int) -> None:
         super().__init__(payload)
-        self._readable = readable
+        self._payload, self._readable = payload, readable
 
     def read(self, size: int | None = -1, /) -> bytes:
         block = super().read(size)
         if self.tell() > self._readable:
             raise OSError(errno.EIO, "Input/output error")
         return block
-
-
-class OnFailingDisk:
-    def __init__(self, payload: bytes, readable: int) -> None:
-        self._payload, self._readable = payload, readable
 
     def open(self, _mode: str, /) -> IO[bytes]:
         return FailingDisk(self._payload, self._readable)
@@ -163,22 +144,16 @@ class OnFailingDisk:
 def test_a_disk_that_fails_is_not_a_damaged_archive(
     pack: Callable[[dict[str, bytes]], bytes], rng: np.random.Generator
 ) -> None:
-    payload = pack({f"ada/{number}.jpg": rng.bytes(30_000) for number in range(4)})
-    failures = 0
+    payload, failures = pack({f"ada/{number}.jpg": rng.bytes(30_000) for number in range(4)}), 0
+    readers: tuple[Callable[[FailingDisk], object], ...] = (
+        lambda archive: read_contents(archive, LIMITS, None, lambda: None),
+        lambda archive: [member.read() for member in iterate_members(archive, LIMITS)],
+    )
     for readable in range(0, len(payload), 10_000):
-        archive = OnFailingDisk(payload, readable)
-        for read in (contents_of, all_of):
+        for read in readers:
             try:
-                read(archive)
+                read(FailingDisk(payload, readable))
             except OSError as error:
                 assert error.errno == errno.EIO
                 failures += 1
     assert failures > 5
-
-
-def contents_of(archive: OnFailingDisk) -> ArchiveContents:
-    return read_contents(archive, LIMITS, None, lambda: None)
-
-
-def all_of(archive: OnFailingDisk) -> list[bytes]:
-    return [member.read() for member in iterate_members(archive, LIMITS)]

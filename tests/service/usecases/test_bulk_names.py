@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tarfile
 import time
 import unicodedata
@@ -22,43 +21,10 @@ from tests.conftest import jpeg
 from tests.service.inference.test_archive_names import zip_of
 from tests.service.usecases.test_bulk_enrollment import Bytes, as_tar, as_zip
 
-LATIN1 = os.fsdecode(b"Ren\xe9")
-
 
 def enrolled(kith: Kith, gallery: str, payload: bytes, **options: Any) -> tuple[JobOut, dict[str, str]]:
     job = kith.wait_for(kith.enroll_archive(gallery, Bytes(payload), **options).id, 60)
     return job, {item.item: item.outcome for item in kith.job_items(job.id)}
-
-
-def tar_of(files: list[tuple[str, bytes]], encoding: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", encoding=encoding, errors="surrogateescape", **options) as archive:
-        for name, payload in files:
-            info = tarfile.TarInfo(name)
-            info.size = len(payload)
-            archive.addfile(info, io.BytesIO(payload))
-    return buffer.getvalue()
-
-
-def test_a_folder_of_a_tar_that_declares_its_names_and_is_not_utf_8(
-    kith: Kith, gallery: str, astronaut: NDArray[np.uint8]
-) -> None:
-    """As kith enroll sends a local folder."""
-    names = (f"{LATIN1}/1.jpg", f"eileen/{LATIN1}.jpg", "eileen/1.jpg", f"{LATIN1}/notes.txt")
-    files = [(name, jpeg(astronaut) + os.fsencode(name)) for name in names]
-    job, outcomes = enrolled(kith, gallery, tar_of(files, "utf-8"))
-    assert job.state == "succeeded"
-    # The name of a file is of no consequence, and photos are recognized by content.
-    assert outcomes == {
-        "Ren\\xe9/1.jpg": "invalid_request",
-        "Ren\\xe9/notes.txt": "invalid_request",
-        "eileen/Ren\\xe9.jpg": "enrolled",
-        "eileen/1.jpg": "enrolled",
-    }
-    (refused, _) = kith.job_items(job.id, failed=True)
-    assert refused.problem is not None
-    assert "not UTF-8" in refused.problem.detail
-    assert [(subject.id, subject.template_count) for subject in kith.subjects(gallery)] == [("eileen", 2)]
 
 
 def test_names_of_a_zip(kith: Kith, gallery: str, tmp_path: Path, server: str) -> None:
@@ -96,8 +62,13 @@ def test_names_of_a_zip(kith: Kith, gallery: str, tmp_path: Path, server: str) -
 
 def test_a_manifest_whose_files_are_not_found_for_their_encoding(kith: Kith, gallery: str) -> None:
     """A manifest is UTF-8, and names files as they are read."""
-    manifest = "file,subject\n王伟.jpg,eileen\n".encode()
-    sent = tar_of([("manifest.csv", manifest), ("王伟.jpg", b"photo")], "gbk", format=tarfile.GNU_FORMAT)
+    buffer, files = io.BytesIO(), {"manifest.csv": "file,subject\n王伟.jpg,eileen\n".encode(), "王伟.jpg": b"photo"}
+    with tarfile.open(fileobj=buffer, mode="w", encoding="gbk", format=tarfile.GNU_FORMAT) as archive:
+        for name, payload in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(payload)
+            archive.addfile(info, io.BytesIO(payload))
+    sent = buffer.getvalue()
     job, _ = enrolled(kith, gallery, sent)
     assert job.problem is not None
     assert "is not UTF-8" in job.problem.detail
@@ -128,12 +99,9 @@ def test_other_files_are_named_and_photos_are_known_by_content(
     # An erased subject's name is in no list.
     kith.delete_subject(gallery, "eileen")
     assert {(item.item, item.outcome) for item in kith.job_items(again.id)} == {("", "")}
-
-
-def test_a_manifest_may_name_any_file(kith: Kith, gallery: str, astronaut: NDArray[np.uint8]) -> None:
-    manifest = b"file,subject\na.dat,eileen\nb.dat,eileen\n"
-    _, outcomes = enrolled(kith, gallery, as_tar({"manifest.csv": manifest, "a.dat": jpeg(astronaut), "b.dat": b"x"}))
-    assert outcomes == {"a.dat": "enrolled", "b.dat": "image_format"}
+    # A manifest may name any file.
+    manifest = {"manifest.csv": b"file,subject\na.dat,eileen\nb.dat,eileen\n", "a.dat": photo, "b.dat": b"x"}
+    assert enrolled(kith, gallery, as_tar(manifest))[1] == {"a.dat": "enrolled", "b.dat": "image_format"}
 
 
 def test_decomposed_names_of_macos_are_the_typed_ones(kith: Kith, gallery: str, astronaut: NDArray[np.uint8]) -> None:

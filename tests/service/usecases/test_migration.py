@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,13 @@ import pytest
 import sqlalchemy as sa
 from numpy.typing import NDArray
 from PIL import Image
-from typer.testing import CliRunner
 
-from kith import Kith, KithClientError
+from kith import Kith
 from kith.wire.migration import MigrationOut
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.network import Float
 from models.vision.recognition import Recognizer
-from service.cli.main import app
 from service.core.errors import StorageError
 from service.domain.gallery import Crop
 from service.server import embedded
@@ -33,9 +33,11 @@ from service.storage.db.row_sealing import seal_crop
 from service.storage.db.tables import crops, templates
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.store import Store
+from tests.commands import run_kith
 from tests.conftest import jpeg
 from tests.databases import open_database
 from tests.packs import PROJECTED, projected_pack
+from tests.refusals import refusal
 from tests.service.usecases.test_bulk_enrollment import Bytes, has_done, many
 
 Photo = NDArray[np.uint8]
@@ -91,20 +93,13 @@ def enrolled(kith: Kith, name: str, people: dict[str, bytes], **settings: Any) -
     return name
 
 
-def settled(
-    kith: Kith, gallery: str, until: Callable[[MigrationOut], bool] = lambda told: not told.jobs
-) -> MigrationOut:
+def settled(kith: Kith, gallery: str) -> MigrationOut:
+    """Return the state when its jobs have ended."""
     deadline = time.monotonic() + WAIT_S
-    while not until(told := kith.migration(gallery)):
+    while (told := kith.migration(gallery)).jobs:
         assert time.monotonic() < deadline, told
         time.sleep(0.05)
     return told
-
-
-def code(call: Callable[..., object], *arguments: object, **options: object) -> str:
-    with pytest.raises(KithClientError) as raised:
-        call(*arguments, **options)
-    return raised.value.code
 
 
 def moved(kith: Kith, gallery: str, to: str = "projected", force: bool = False) -> MigrationOut:
@@ -118,10 +113,10 @@ def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], seco
     first, theirs = both.gallery(g).recognizer, second.recognition.fingerprint()
     told = both.migration(g)
     assert (told.state, told.without_crop_count) == ("none", 0)
-    assert code(both.roll_back, g) == "migration_state"
+    assert refusal(both.roll_back, g)[1] == "migration_state"
     assert both.finish_migration(g).state == "none"
-    assert code(both.migrate, g, "none-such") == "model_not_served"
-    assert code(both.migrate, g, "kith-compact") == "migration_state"
+    assert refusal(both.migrate, g, "none-such")[1] == "model_not_served"
+    assert refusal(both.migrate, g, "kith-compact")[1] == "migration_state"
 
     told = moved(both, g)
     assert told.other is not None
@@ -132,7 +127,7 @@ def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], seco
     assert told.current.threshold is not None and told.other.threshold is not None
     assert told.current.threshold.source == "both"
     assert told.current.threshold.threshold != told.other.threshold.threshold
-    assert code(both.migrate, g, "kith-compact") == "migration_state"  # a roll-back is another thing
+    assert refusal(both.migrate, g, "kith-compact")[1] == "migration_state"  # a roll-back is another thing
     for subject, photo in people.items():
         answer = both.identify(g, photo, check_quality=False)
         assert (answer.model, answer.results[0].candidates[0].subject) == ("projected", subject)
@@ -148,14 +143,20 @@ def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], seco
     assert back.current.embedded_count == back.current.template_count == len(people)
     assert both.identify(g, people["friend0"], check_quality=False).results[0].candidates[0].subject == "friend0"
 
-    # There again, with what was made before, and for good.
+    # There again, with what was made before, and for good. A bare similarity does not outlive its recognizer.
     assert moved(both, g).state == "switched"
+    both.update_gallery(g, risk={"threshold": 0.7})
+    assert refusal(both.roll_back, g)[1] == "migration_state"
+    both.update_gallery(g, risk={"fpir": 0.01})
     done = both.finish_migration(g)
     assert (done.state, done.other) == ("none", None)
     assert both.finish_migration(g).state == "none"
     settled(both, g)
     assert both.identify(g, people["tom"], check_quality=False).results[0].candidates[0].subject == "tom"
     # Back to the first is a migration like any other.
+    both.update_gallery(g, risk={"threshold": 0.7})
+    assert refusal(both.migrate, g, "kith-compact")[1] == "migration_state"
+    both.update_gallery(g, risk={"fpir": 0.01})
     assert moved(both, g, "kith-compact").current.embedded_count == len(people)
     events = [line.event.removeprefix("migration_") for line in both.audit(g) if line.event.startswith("migration")]
     there_and_back = ["started", "cut_over", "rolled_back"]
@@ -167,7 +168,7 @@ def test_templates_without_crops_are_listed_before_the_start(both: Kith, people:
     told = both.migration(g)
     ids = {(subject, one.id) for subject in ("eileen", "tom") for one in both.templates(g, subject)}
     assert (told.without_crop_count, {(one.subject, one.template) for one in told.without_crop}) == (2, ids)
-    assert code(both.migrate, g, "projected") == "migration_incomplete"
+    assert refusal(both.migrate, g, "projected")[1] == "migration_incomplete"
     assert both.migration(g).other is None
     both.update_gallery(g, keep_crops=True)
     both.enroll(g, "eileen", darker(people["eileen"]))
@@ -176,7 +177,7 @@ def test_templates_without_crops_are_listed_before_the_start(both: Kith, people:
     assert (told.state, told.current.embedded_count, told.without_crop_count) == ("switched", 1, 2)
     assert both.identify(g, darker(people["eileen"])).results[0].subject == "eileen"
     assert both.identify(g, people["tom"]).results[0].outcome != "identified"
-    assert code(both.finish_migration, g) == "migration_incomplete"
+    assert refusal(both.finish_migration, g)[1] == "migration_incomplete"
     both.roll_back(g)
     assert both.identify(g, people["tom"]).results[0].subject == "tom"
     settled(both, g)
@@ -208,30 +209,6 @@ def test_what_is_enrolled_meanwhile_without_a_crop_stops_the_switch(
     assert moved(both, g).state == "switched"
 
 
-def test_the_last_batch_embeds_what_was_enrolled_meanwhile(
-    both: Kith, people: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    g = enrolled(both, "archive", {"eileen": people["eileen"]}, keep_crops=True)
-    packed, switch, found = tmp_path / "people.zip", GenerationStore.switch, list[int]()
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr("tom/one.jpg", people["tom"])
-
-    def after_an_archive(self: GenerationStore, *arguments: Any) -> bool:
-        if both.gallery(g).template_count == 1:
-            assert both.wait_for(both.enroll_archive(g, packed).id, WAIT_S).state == "succeeded"
-            found.append(self.embedded_count(arguments[0]))
-        return switch(self, *arguments)
-
-    monkeypatch.setattr(GenerationStore, "switch", after_an_archive)
-    told = moved(both, g)
-    assert found == [1]
-    assert (told.state, told.current.embedded_count) == ("switched", 2)
-    assert both.identify(g, people["tom"]).results[0].subject == "tom"
-    # Its crop was kept as well: a third recognizer finds it.
-    both.finish_migration(g)
-    assert moved(both, g, "kith-compact").current.embedded_count == 2
-
-
 def test_an_archive_that_is_enrolled_meanwhile_goes_on_with_the_new_recognizer(
     both: Kith, people: dict[str, bytes], second: ModelPack
 ) -> None:
@@ -246,37 +223,20 @@ def test_an_archive_that_is_enrolled_meanwhile_goes_on_with_the_new_recognizer(
     assert both.gallery(g).recognizer == second.recognition.fingerprint()
 
 
-def test_a_bare_similarity_does_not_outlive_its_recognizer(both: Kith, people: dict[str, bytes]) -> None:
-    g = enrolled(both, "bare", {"eileen": people["eileen"]}, keep_crops=True)
-    both.update_gallery(g, risk={"threshold": 0.7})
-    assert code(both.migrate, g, "projected") == "migration_state"
-    both.update_gallery(g, risk={"fpir": 0.001})
-    moved(both, g)
-    both.update_gallery(g, risk={"threshold": 0.7})
-    assert code(both.roll_back, g) == "migration_state"
-
-
-def test_enrollments_during_switches_succeed(both: Kith, people: dict[str, bytes]) -> None:
+def test_enrollments_during_switches_succeed(both: Kith, url: str, people: dict[str, bytes]) -> None:
     g = enrolled(both, "race", {"eileen": people["eileen"]}, keep_crops=True)
-    stop = threading.Event()
-    acknowledged: list[str] = []
-    failures: list[Exception] = []
-    photo = people["tom"]
+    stop, acknowledged, failures = threading.Event(), list[str](), list[Exception]()
 
     def enroll(writer: int) -> None:
-        with Kith(str(both._http.base_url), attempts=1) as kith:
-            i = 0
-            while not stop.is_set():
+        with Kith(url, attempts=1) as kith:
+            for name in (f"w{writer}-{number}" for number in count()):
                 try:
-                    kith.enroll(g, f"w{writer}-{i}", photo, allow_duplicate=True)
-                    acknowledged.append(f"w{writer}-{i}")
+                    kith.enroll(g, name, people["tom"], allow_duplicate=True)
+                    acknowledged.append(name)
                 except Exception as error:
                     failures.append(error)
-                i += 1
-
-    writers = [threading.Thread(daemon=True, target=enroll, args=(w,)) for w in range(3)]
-    for thread in writers:
-        thread.start()
+                if stop.is_set():
+                    return
 
     def wait_for_enrollment() -> None:
         before, deadline = len(acknowledged) + len(failures), time.monotonic() + WAIT_S
@@ -284,13 +244,15 @@ def test_enrollments_during_switches_succeed(both: Kith, people: dict[str, bytes
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
+    writers = [threading.Thread(daemon=True, target=enroll, args=(w,)) for w in range(3)]
+    for thread in writers:
+        thread.start()
     for _ in range(3):
         wait_for_enrollment()
-        told = moved(both, g)
-        assert told.state == "switched", [both.job(one.id) for one in both.jobs(g)]
+        assert moved(both, g).state == "switched", [both.job(one.id) for one in both.jobs(g)]
         wait_for_enrollment()
         both.roll_back(g)
-    told = moved(both, g)
+    moved(both, g)
     stop.set()
     for thread in writers:
         thread.join()
@@ -306,34 +268,34 @@ def test_embeddings_must_name_their_recognizer_from_a_migration_on(tmp_path: Pat
     settings = load_settings(data_dir=tmp_path / "data", extra_packs=str(twin.directory), log_level="WARNING")
     with embedded(settings) as url, Kith(url) as kith:
         g = enrolled(kith, "twins", {"eileen": people["eileen"]}, keep_crops=True)
-        sent = {model: kith.embed(people["tom"], model=model) for model in (None, "twin")}
-        vector, other = (answer.images[0].faces[0].embedding for answer in sent.values())
-        ours, theirs = (answer.recognizer for answer in sent.values())
-        assert ours and theirs and vector is not None and other is not None and len(vector) == len(other)
+        first, second = (kith.embed(people["tom"], model=model) for model in (None, "twin"))
+        ours, theirs = str(first.recognizer), str(second.recognizer)
+        vectors = {str(each.recognizer): each.images[0].faces[0].embedding or [] for each in (first, second)}
+        assert len(vectors[ours]) == len(vectors[theirs])
 
-        def enroll(key: str, **options: Any) -> int:
-            return kith.enroll(g, "tom", idempotency_key=key, allow_inconsistent=True, **options).enrolled_count
+        def enroll(key: str, whose: str, **options: Any) -> int:
+            options |= {"idempotency_key": key, "allow_inconsistent": True}
+            return kith.enroll(g, "tom", embeddings=[vectors[whose]], **options).enrolled_count
 
         def check(answering: str, refused: str) -> None:
-            vectors = {ours: vector, theirs: other}
-            for whose, expected in ((answering, None), (refused, "recognizer_mismatch")):
-                for call in (
-                    lambda **o: kith.identify(g, embeddings=[vectors[whose]], **o),  # noqa: B023
-                    lambda **o: kith.verify(vectors[whose], (g, "tom"), **o),  # noqa: B023
-                    lambda **o: kith.enroll(g, "x", embeddings=[vectors[whose]], allow_duplicate=True, **o),  # noqa: B023
-                ):
-                    assert code(call) == "recognizer_mismatch"
-                    if expected is None:
+            for whose in (answering, refused):
+                calls: tuple[Callable[..., object], ...] = (
+                    partial(kith.identify, g, embeddings=[vectors[whose]]),
+                    partial(kith.verify, vectors[whose], (g, "tom")),
+                    partial(kith.enroll, g, "x", embeddings=[vectors[whose]], allow_duplicate=True),
+                )
+                for call in calls:
+                    assert refusal(call)[1] == "recognizer_mismatch"
+                    if whose == answering:
                         call(recognizer=whose)
                     else:
-                        assert code(call, recognizer=whose) == expected
+                        assert refusal(call, recognizer=whose)[1] == "recognizer_mismatch"
 
-        assert enroll("before", embeddings=[vector]) == 1
-        assert kith.identify(g, embeddings=[vector]).results[0].subject == "tom"
+        assert enroll("before", ours) == 1
+        assert kith.identify(g, embeddings=[vectors[ours]]).results[0].subject == "tom"
         assert moved(kith, g, "twin", force=True).state == "switched"
         # Repeated requests return the stored answer.
-        assert enroll("before", embeddings=[vector]) == 1
-        assert enroll("after", embeddings=[other], recognizer=theirs) == 1
+        assert enroll("before", ours) == enroll("after", theirs, recognizer=theirs) == 1
         check(theirs, ours)
         kith.roll_back(g)
         settled(kith, g)
@@ -361,26 +323,26 @@ def test_no_crop_keeps_the_others_from_being_embedded(
         return embed(self, faces)
 
     points = ((38, 51), (73, 51), (56, 71), (41, 92), (70, 92))
-    damages = {
-        "eileen": Crop(huge, points),
-        "tom": Crop(black, ((10**400, 1),) * 5),
-        "friend0": Crop(black, points),
-    }
     g = enrolled(both, "damages", people, keep_crops=True)
-    damaged = {subject: next(iter(both.templates(g, subject))).id for subject in (*damages, "friend1")}
     with closing(open_database(f"sqlite:///{data_dir / 'kith.db'}")) as database:
         seal = Store(database).galleries.get(g).seal
+        damages = {
+            "eileen": seal_crop(seal, Crop(huge, points)),
+            "tom": seal_crop(seal, Crop(black, ((10**400, 1),) * 5)),
+            "friend0": seal_crop(seal, Crop(black, points)),
+            "friend1": b"RIFF",
+        }
+        damaged = {next(iter(both.templates(g, subject))).id: sealed for subject, sealed in damages.items()}
         with database.write(StorageError("unforeseen")) as connection:
-            for subject, template in damaged.items():
+            for template, sealed in damaged.items():
                 key = sa.select(templates.c.pk).where(templates.c.id == template).scalar_subquery()
-                sealed = seal_crop(seal, damages[subject]) if subject in damages else b"RIFF"
                 connection.execute(crops.update().where(crops.c.template_pk == key).values(sealed=sealed))
     monkeypatch.setattr(Recognizer, "embed", none_of_black)
     (job,) = both.migrate(g, "projected").jobs
     done = both.wait_for(job, WAIT_S)
     assert (done.state, done.counts) == ("failed", {"embedded": 2, "image_damaged": 4})
     assert done.problem is not None and done.problem.code == "migration_incomplete"
-    assert {item.item for item in both.job_items(job, failed=True)} == {*damaged.values()}
+    assert {item.item for item in both.job_items(job, failed=True)} == damaged.keys()
     told = both.migration(g)
     assert told.other is not None and (told.state, told.other.embedded_count) == ("stopped", 2)
     assert moved(both, g, force=True).state == "switched"
@@ -402,7 +364,7 @@ def test_every_process_follows_at_once(
         (found,) = kith.identify(g, photo).results
         assert (found.outcome, found.subject) == ("identified", "eileen")
         assert kith.identify(g, photo).model == "projected"
-        assert code(single.identify, g, photo) == "recognizer_mismatch"
+        assert refusal(single.identify, g, photo)[1] == "recognizer_mismatch"
         # Its enrollment had a crop, and is found too.
         assert settled(both, g).current.embedded_count == 2
         assert kith.identify(g, people["tom"]).results[0].subject == "tom"
@@ -411,14 +373,15 @@ def test_every_process_follows_at_once(
             assert one.identify(g, photo).model == "kith-compact"
 
 
-def test_the_command(url: str, both: Kith, people: dict[str, bytes]) -> None:
+def test_the_command(url: str, both: Kith, people: dict[str, bytes], tmp_path: Path) -> None:
     g = enrolled(both, "command", {"eileen": people["eileen"]}, keep_crops=True)
     ours = both.gallery(g)
 
-    def kith(*arguments: str) -> str:
-        done = CliRunner().invoke(app, ["gallery", "migrate", g, *arguments, "--url", url])
-        assert done.exit_code == 0, done.output
-        return done.output
+    def kith(*arguments: str, status: int = 0) -> str:
+        words = ("gallery", "migrate", g, *arguments, "--url", url)
+        done = run_kith(*words, cwd=tmp_path, environment=os.environ)
+        assert done.returncode == status, done.stderr
+        return done.stdout
 
     assert "none" in kith()
     assert "switched" in (said := kith("--to", "projected")) and "1 of 1" in said
@@ -428,6 +391,4 @@ def test_the_command(url: str, both: Kith, people: dict[str, bytes]) -> None:
     both.enroll(g, "tom", embeddings=[[1.0] * ours.dimension], recognizer=ours.recognizer)
     assert "tom" in kith("--status")
     assert "switched" in kith("--to", "projected", "--force")
-    assert CliRunner().invoke(app, ["gallery", "migrate", g, "--status", "--finish", "--url", url]).exit_code == 2
-    audited = CliRunner().invoke(app, ["audit", "list", "-g", g, "--url", url, "--json"])
-    assert audited.exit_code == 0 and "migration_finished" in audited.output
+    kith("--status", "--finish", status=2)

@@ -36,11 +36,11 @@ from service.storage.privacy.retention import Retention
 from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
+from tests.conftest import is_eventually
 from tests.databases import ON_BOTH, open_database
 from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
 from tests.service.storage.privacy.test_erasure import made, some
-from tests.service.usecases.test_bulk_enrollment import is_eventually
 
 NOW = datetime.now(UTC)
 
