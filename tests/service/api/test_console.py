@@ -79,3 +79,13 @@ def test_pure_functions_of_the_console(file: str) -> None:
         [node, "--test", str(SPECIFICATIONS / file)], capture_output=True, text=True, timeout=60, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_reference_and_its_files_need_neither_a_key_nor_another_server(stranger: httpx.Client) -> None:
+    page = stranger.get("/docs")
+    policy = page.headers["content-security-policy"]
+    assert "script-src 'self';" in policy and "default-src 'none'" in policy
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(loaded) == 4
+    assert all(path.startswith(("console/", "docs/")) and stranger.get(path).content for path in loaded)
+    assert "<script>" not in page.text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from pathlib import Path
 
 import cv2
@@ -12,9 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from kith import Kith, KithClientError
+from kith.wire.common import Detail
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
+from tests.refusals import refusal
+from tests.service.usecases.test_bulk_enrollment import as_zip
 
 Photo = NDArray[np.uint8]
 
@@ -53,36 +54,24 @@ def test_small_faces_are_found_at_high(kith: Kith, gallery: str, hall: bytes) ->
     )
 
 
-def test_a_sideways_photo_is_looked_at_again_on_request(kith: Kith, gallery: str, sideways: bytes) -> None:
+def test_a_sideways_photo_is_looked_at_again_on_request_and_where_a_face_is_due(
+    kith: Kith, gallery: str, sideways: bytes, astronaut: Photo, tmp_path: Path
+) -> None:
     assert kith.detect(sideways).images[0].faces == []
-    (result,) = kith.identify(gallery, sideways).results
-    assert result.outcome == "no_face"
+    assert kith.identify(gallery, sideways).results[0].outcome == "no_face"
     for detail in ("medium", "high"):
         (face,) = kith.detect(sideways, detail=detail).images[0].faces
         assert abs(face.quality.roll_deg - 90) < 15
     assert len(kith.embed(sideways, detail="medium").images[0].faces) == 1
-
-
-def test_enrollment_and_verification_look_again_by_default(
-    kith: Kith, gallery: str, sideways: bytes, astronaut: Photo
-) -> None:
     assert kith.verify(sideways, jpeg(astronaut)).outcome == "same"
     assert kith.verify(sideways, jpeg(astronaut), detail="low").outcome == "no_face"
-    assert kith.enroll(gallery, "eileen", sideways).enrolled_count == 1
-    with pytest.raises(KithClientError) as refused:
-        kith.enroll(gallery, "eileen", sideways, detail="low")
-    assert refused.value.code == "no_face"
-
-
-def test_an_archive_chooses_the_detail(kith: Kith, gallery: str, sideways: bytes, tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("eileen/1.jpg", sideways)
-    (tmp_path / "people.zip").write_bytes(buffer.getvalue())
-    job = kith.wait_for(kith.enroll_archive(gallery, tmp_path / "people.zip", detail="low").id)
-    assert (job.counts, job.failed_count) == ({"no_face": 1}, 1)
-    job = kith.wait_for(kith.enroll_archive(gallery, tmp_path / "people.zip").id)
-    assert job.counts == {"enrolled": 1}
+    assert refusal(kith.enroll, gallery, "eileen", sideways, detail="low")[1] == "no_face"
+    (tmp_path / "people.zip").write_bytes(as_zip({"eileen/1.jpg": sideways}))
+    wanted: tuple[tuple[Detail | None, dict[str, int]], ...] = (("low", {"no_face": 1}), (None, {"enrolled": 1}))
+    for effort, counts in wanted:
+        job = kith.enroll_archive(gallery, tmp_path / "people.zip", detail=effort)
+        assert kith.wait_for(job.id).counts == counts
+    assert kith.enroll(gallery, "eileen", sideways, allow_duplicate=True).enrolled_count == 1
 
 
 def test_the_setting_is_the_default(tmp_path: Path, sideways: bytes) -> None:

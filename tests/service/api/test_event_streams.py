@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +22,13 @@ from service.server import embedded
 from service.settings import load_settings
 from service.storage.repositories import receivers
 from service.usecases import events as event_usecase
-from tests.commands import run_kith
-from tests.conftest import ROOT
+from tests.conftest import is_eventually
 from tests.databases import open_database
-from tests.faults.servers import free_port
+from tests.faults.servers import serving
+from tests.refusals import check, refusal
 from tests.reverse_proxies import nginx
+from tests.service.api.conftest import Guarded
+from tests.service.cli.conftest import Program
 
 PATIENCE_S = 60
 
@@ -101,24 +101,21 @@ def bearer(key: str | None) -> dict[str, str]:
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
-def until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
 def take(events: Iterator[EventOut], count: int) -> list[EventOut]:
     return [next(events) for _ in range(count)]
 
 
-def test_a_stream_resumes_after_the_last_event(client: Kith, place: str) -> None:
-    start = position_now(place)
-    identify(client, "door", 0, 1, 2)
+def test_a_stream_resumes_after_the_last_event(client: Kith, place: str, tmp_path: Path) -> None:
+    start, dimension = position_now(place), client.model().dimension
+    with nginx(place, tmp_path) as proxied:
+        strangers = Following(proxied, after=start, types=["decision"], galleries=["door"], outcomes=["unknown"])
+        for number in range(3):  # events arrive one by one
+            identify(client, "door", number)
+            assert len(strangers.wait_for(number + 1)) == number + 1
     first = take(client.events(start), 2)
     identify(client, "yard", 3)
     client.put_subject("yard", "ada", name="Ada")
-    client.enroll("yard", "ada", embeddings=[np.eye(1, client.model().dimension)[0]])
+    client.enroll("yard", "ada", embeddings=[np.eye(1, dimension)[0]])
     rest = take(client.events(first[-1].position), 3)
     found = [*first, *rest]
     assert [(e.type, e.data["gallery"]) for e in found] == [
@@ -128,56 +125,31 @@ def test_a_stream_resumes_after_the_last_event(client: Kith, place: str) -> None
     ]
     assert len({e.id for e in found}) == 5
     assert {e.data["outcome"] for e in found[:4]} == {"unknown"}
+    assert found[4].data["subject"] == "ada"
     assert not any(word in found[0].model_dump_json() for word in ("embedding", "vector", "image"))
-
-
-def test_events_arrive_while_the_stream_is_open(client: Kith, place: str) -> None:
-    start = position_now(place)
-    strangers = Following(place, after=start, types=["decision"], galleries=["door"], outcomes=["unknown"])
-    enrolled = Following(place, after=start, types=["enrollment"])
-    risky = Following(place, after=start, types=["decision"], min_risk=1)
-    for number in range(3):
-        identify(client, "door", number)
-        assert len(strangers.wait_for(number + 1)) == number + 1
-    client.enroll("door", "ada", embeddings=[np.eye(1, client.model().dimension)[0]])
-    identify(client, "yard", 0)
-    assert [e.data["subject"] for e in enrolled.wait_for(1)] == ["ada"]
-    assert len(strangers.events) == 3
-    assert {e.type for e in risky.wait_for(4)} == {"decision"}  # decisions without a candidate pass
-
-
-def test_the_asynchronous_client_follows_too(client: Kith, place: str) -> None:
-    start = position_now(place)
-    identify(client, "door", 0, 1)
+    (enrolled,) = take(client.events(start, types=["enrollment"]), 1)
+    assert enrolled == found[4]
+    risky = take(client.events(start, types=["decision"], min_risk=1), 4)
+    assert risky == found[:4], "decisions without a candidate pass"
 
     async def follow() -> list[str]:
         async with AsyncKith(place) as kith:
-            found = []
-            async for event in kith.events(start, galleries=["door"]):
-                found.append(event.data["outcome"])
-                if len(found) == 2:
-                    return found
-        raise AssertionError("the stream ended")
+            events = kith.events(start, galleries=["door"])
+            return [(await anext(events)).id for _ in range(3)]
 
-    assert asyncio.run(follow()) == ["unknown"] * 2
+    assert asyncio.run(follow()) == [e.id for e in found[:3]]
 
 
 def test_positions_that_cannot_be_resumed_are_errors(
     client: Kith, place: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for wrong in ("1", "ab" * 40, "x" * 80):
-        answer = httpx.get(f"{place}/v1/events", headers={"Last-Event-ID": wrong})
-        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     start = position_now(place)
     identify(client, "door", 0, 1, 2)
     assert len(take(client.events(start), 3)) == 3
     monkeypatch.setattr(receivers, "MAX_KEPT", 1)
-    database = open_database(f"sqlite:///{data_dir / 'kith.db'}")
-    receivers.ReceiverStore(database).sweep(Clock())
-    database.close()
-    with pytest.raises(KithClientError, match="events_expired") as raised:
-        next(client.events(start))
-    assert raised.value.status == 410
+    with closing(open_database(f"sqlite:///{data_dir / 'kith.db'}")) as database:
+        receivers.ReceiverStore(database).sweep(Clock())
+    assert refusal(lambda: next(client.events(start))) == (410, "events_expired")
 
 
 def test_heartbeats_move_the_position(place: str, client: Kith, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,20 +170,18 @@ def test_heartbeats_move_the_position(place: str, client: Kith, monkeypatch: pyt
     assert later[-1].id == event.id
 
 
-def test_streams_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_are_bounded(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_usecase, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(event_streams, "MAX_STREAMS_PER_KEY", 1)
-    with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url:
-        with httpx.stream("GET", f"{url}/v1/events") as response:
-            assert response.is_success
-            refused = httpx.get(f"{url}/v1/events")
-            assert (refused.status_code, refused.json()["code"]) == (429, "too_many_streams")
-            assert "retry-after" in refused.headers
-            monkeypatch.setattr(event_streams, "MAX_STREAMS_PER_KEY", 9)
-            monkeypatch.setattr(event_streams, "MAX_STREAMS", 1)
-            refused = httpx.get(f"{url}/v1/events")
-            assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
-        until(lambda: is_admitted(url))  # the ended stream no longer counts
+    is_eventually(lambda: is_admitted(place))
+    is_eventually(lambda: is_admitted(place))  # an ended stream no longer counts
+    with httpx.stream("GET", f"{place}/v1/events"):
+        refused = httpx.get(f"{place}/v1/events")
+        check(refused, 429, "too_many_streams")
+        assert "retry-after" in refused.headers
+        monkeypatch.setattr(event_streams, "MAX_STREAMS_PER_KEY", 9)
+        monkeypatch.setattr(event_streams, "MAX_STREAMS", 1)
+        check(httpx.get(f"{place}/v1/events"), 503, "overloaded")
 
 
 def is_admitted(url: str) -> bool:
@@ -220,102 +190,52 @@ def is_admitted(url: str) -> bool:
 
 
 def test_keys_get_the_events_of_their_galleries_until_they_are_revoked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guarded: Guarded, operator: Kith, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_usecase, "HEARTBEAT_S", 0.05)
-    with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url, Kith(url) as anonymous:
-        admin = anonymous.create_key("admin", ["admin"]).token
-        with Kith(url, admin) as kith:
-            for name in ("door", "yard"):
-                kith.create_gallery(name, risk={"threshold": 0.9})
-            some = kith.create_key("some", ["read"], galleries=["door"])
-            start = position_now(url, some.token)
-            of_door = Following(url, some.token, start)
-            identify(kith, "yard", 0)
-            identify(kith, "door", 1)
-            assert [e.data["gallery"] for e in of_door.wait_for(1)] == ["door"]
-            with Kith(url, some.token) as reader, pytest.raises(KithClientError, match="gallery_not_found"):
-                next(reader.events(galleries=["yard"]))
-            with (
-                Kith(url, kith.create_key("finder", ["identify"]).token) as finder,
-                pytest.raises(KithClientError, match="forbidden"),
-            ):
-                next(finder.events())
-            kith.revoke_key(some.id)
-            identify(kith, "door", 2)
-            of_door.thread.join(PATIENCE_S)
-            assert of_door.error is not None
-            assert of_door.error.code == "unauthorized"
-            assert len(of_door.events) == 1
+    for name in ("door", "other"):
+        operator.create_gallery(name, risk={"threshold": 0.9})
+    some = operator.create_key("some", ["read"], galleries=["door"])
+    of_door = Following(guarded.url, some.token, position_now(guarded.url, some.token))
+    identify(operator, "other", 0)
+    identify(operator, "door", 1)
+    assert [e.data["gallery"] for e in of_door.wait_for(1)] == ["door"]
+    with Kith(guarded.url, some.token) as reader:
+        assert refusal(lambda: next(reader.events(galleries=["other"]))) == (404, "gallery_not_found")
+    operator.revoke_key(some.id)
+    identify(operator, "door", 2)
+    of_door.thread.join(PATIENCE_S)
+    assert of_door.error is not None
+    assert of_door.error.code == "unauthorized"
+    assert len(of_door.events) == 1
 
 
 @pytest.mark.long
 def test_open_streams_do_not_delay_a_stop_and_continue_with_the_next_server(tmp_path: Path) -> None:
-    settings = load_settings(data_dir=tmp_path, log_level="ERROR")
-    port = free_port()
-    command = [sys.executable, "-m", "service.cli.entry", "serve", "--port", str(port)]
-    url = f"http://127.0.0.1:{port}"
-    environment = {"KITH_DATA_DIR": str(settings.data_dir), "KITH_LOG_LEVEL": "ERROR", "PYTHONPATH": str(ROOT)}
-
-    def started() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(command, env=environment, cwd=tmp_path)
-        until(lambda: is_ready(url))
-        return process
-
-    first = started()
-    with Kith(url) as kith:
+    with serving(tmp_path, None) as (server,), server.client() as kith:
         kith.create_gallery("door", risk={"threshold": 0.9})
-        following = Following(url, after=position_now(url))
+        following = Following(server.url, after=position_now(server.url))
         identify(kith, "door", 0)
         following.wait_for(1)
         began = time.monotonic()
-        first.terminate()
-        first.wait(PATIENCE_S)
+        server.terminate(PATIENCE_S)
         assert time.monotonic() - began < 8  # uvicorn would wait 10 s for the response
-        second = started()
-        try:
-            identify(kith, "door", 1)
-            assert len(following.wait_for(2)) == 2
-            second.kill()
-            second.wait(PATIENCE_S)
-            second = started()
-            identify(kith, "door", 2)
-            assert len({e.id for e in following.wait_for(3)}) == 3
-        finally:
-            second.kill()
-            second.wait(PATIENCE_S)
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz").is_success
-    except httpx.TransportError:
-        return False
-
-
-def test_events_pass_nginx_one_by_one(client: Kith, place: str, tmp_path: Path) -> None:
-    with nginx(place, tmp_path) as url:
-        following = Following(url, after=position_now(url), galleries=["door"])
-        for number in range(3):
-            identify(client, "door", number)
-            following.wait_for(number + 1)
+        for count in (2, 3):
+            server.launch()
+            server.wait_until_ready()
+            identify(kith, "door", count)
+            assert len({e.id for e in following.wait_for(count)}) == count
+            server.kill()
+        server.launch()
 
 
 def test_the_command_prints_a_line_for_each_event(client: Kith, place: str, tmp_path: Path) -> None:
-    start = position_now(place)
+    start, run = position_now(place), Program(tmp_path, place)
     identify(client, "door", 0, 1)
-    for words, read in (([], str.split), (["--json"], json.loads)):
-        command = [sys.executable, "-m", "service.cli.entry", "events", "--after", start, "-g", "door", *words]
-        environment = {"KITH_URL": place, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        line = read(process.stdout.readline())
-        assert (line["data"]["outcome"] if isinstance(line, dict) else line[2:5]) in (
-            "unknown",
-            ["decision", "door", "outcome=unknown"],
-        )
-        process.terminate()
-        process.wait(PATIENCE_S)
-        process.stdout.close()
-    refused = run_kith("events", "--type", "nothing", cwd=tmp_path, environment={"KITH_URL": place})
-    assert (refused.returncode, "type" in refused.stderr) == (3, True)
+    for words, expected in (((), "decision"), (("--json",), '"outcome": "unknown"')):
+        with run.start("events", "--after", start, "-g", "door", *words) as process:
+            assert process.stdout is not None
+            assert expected in process.stdout.readline()
+            process.terminate()
+    run("events", "--type", "nothing", status=3)
+    assert "type" in run.stderr

@@ -44,6 +44,7 @@ def test_bodies_queries_and_filters(kith: Kith, gallery: str, stored: str, asked
     assert ids(kith, gallery) == [NFC]
     assert kith.update_subject(gallery, asked, tags=[stored, "x"]).tags == [NFC, "x"]
     assert kith.subject(gallery, asked).id == kith.put_subject(gallery, asked).id == NFC
+    assert KeyIn(name=stored, scopes=["read"]).name == WebhookIn(url="https://a.example", name=stored).name == NFC
     erased = kith.delete_subject(gallery, asked)
     assert ids(kith, gallery) == []
     assert erased.receipt.id in [each.id for each in kith.erasures(gallery, stored)]
@@ -65,8 +66,3 @@ def test_imports(kith: Kith, gallery: str, tmp_path: Path) -> None:
     assert sorted(ids(kith, gallery)) == sorted([NFC, PERSIAN, "\U0001fae9"])
     stored = kith.subject(gallery, NFC)
     assert (stored.name, stored.tags, stored.metadata) == (NFC, [NFC], {NFC: NFC})
-
-
-def test_names_of_keys_and_webhooks() -> None:
-    assert KeyIn(name=NFD, scopes=["read"]).name == NFC
-    assert WebhookIn(url="https://example.org", name=NFD).name == NFC

@@ -33,6 +33,33 @@ KEY = "operator" * 4
 STATUS = {error.code: error.status for error in all_errors()}
 EXAMPLES = int(os.environ.get("KITH_EXAMPLES", "1"))
 """Number of valid and of invalid requests per route."""
+OTHER_NUMBERS = {
+    "dimension",
+    "embedding",
+    "height",
+    "image",
+    "item",
+    "line",
+    "number",
+    "other_face",
+    "position",
+    "sequence",
+    "status",
+    "top_k",
+    "width",
+}
+"""Positions, sizes, limits and codes."""
+UNITS = ("_count", "_days", "_bytes", "_s")
+UNPAGED = {
+    "/v1/galleries/{gallery}/albums",
+    "/v1/galleries/{gallery}/migrate",
+    "/v1/galleries/{gallery}/risk",
+    "/v1/galleries/{gallery}/subjects/{subject}/decoys",
+    "/v1/models",
+    "/v1/status",
+    "/v1/webhooks",
+}
+"""Responses without pages: settings, constants or the request bound their length."""
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
@@ -44,6 +71,18 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 @pytest.fixture(scope="module")
 def document(settings: Settings) -> dict[str, Any]:
     return create_app(settings).openapi()
+
+
+def resolved(document: dict[str, Any], schema: Any) -> Any:
+    return document["components"]["schemas"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+
+
+def fields(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield schema, field and each of the field's types."""
+    for name, schema in document["components"]["schemas"].items():
+        for field, value in schema.get("properties", {}).items():
+            for kind in value.get("anyOf", [value]):
+                yield name, field, kind
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +188,54 @@ def test_every_pattern_has_a_message(document: dict[str, Any]) -> None:
     found = set(patterns(document)) - {TIMESTAMP}  # only of answers
     assert len(found) > 3
     assert found <= PATTERN_MESSAGES.keys()
+
+
+def test_every_list_has_pages_and_every_list_of_a_request_a_bound(document: dict[str, Any]) -> None:
+    lists, unbounded, seen = set(), [], set[str]()
+
+    def walk(node: Any, where: str) -> None:
+        if isinstance(node, list):
+            for each in node:
+                walk(each, where)
+        elif isinstance(node, dict):
+            if node.get("type") == "array" and "maxItems" not in node and "binary" not in str(node):
+                unbounded.append(where)
+            if (name := node.get("$ref", "").rpartition("/")[2]) and name not in seen:
+                seen.add(name)
+                walk(resolved(document, node), name)
+            for key, value in node.items():
+                walk(value, f"{where}.{key}")
+
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            walk([operation.get("requestBody"), operation.get("parameters")], f"{method} {path}")
+        answer = operations.get("get", {}).get("responses", {}).get("200", {})
+        schema = resolved(document, answer.get("content", {}).get("application/json", {}).get("schema", {}))
+        listed = [resolved(document, each) for each in schema.get("properties", {}).values()]
+        items = [each["items"] for each in listed if each.get("type") == "array" and "items" in each]
+        # Lists of strings, such as tags, need no pages.
+        if path in UNPAGED or not any(resolved(document, item).get("type") == "object" for item in items):
+            continue
+        lists.add(path.rpartition("/")[2])
+        assert {"cursor", "limit"} <= {parameter["name"] for parameter in operations["get"]["parameters"]}, path
+        assert "next" in schema["properties"], path
+    assert lists >= {"galleries", "subjects", "templates", "strangers", "hygiene", "groups", "faces", "jobs", "audit"}
+    assert {"IdentifyIn", "SubjectIn", "KeyIn"} <= seen
+    assert not unbounded
+
+
+def test_numbers_of_things_end_in_count_and_times_have_one_form(document: dict[str, Any]) -> None:
+    numbers = {(name, field) for name, field, kind in fields(document) if kind.get("type") == "integer"}
+    assert len(numbers) > 60
+    assert [each for each in numbers if not each[1].endswith(UNITS) and each[1] not in OTHER_NUMBERS] == []
+    by_kind = {
+        field
+        for _, field, kind in fields(document)
+        if isinstance(each := kind.get("additionalProperties"), dict) and each.get("type") == "integer"
+    }
+    assert len(by_kind) > 4
+    assert {field for field in by_kind if not field.endswith("counts")} == {"removed"}, "of a receipt"
+    times = [(name, field, kind) for name, field, kind in fields(document) if kind.get("format") == "date-time"]
+    answers = [each for each in times if not each[0].endswith("In")]
+    assert len(answers) > 25
+    assert [(name, field) for name, field, kind in answers if kind.get("pattern") != TIMESTAMP] == []

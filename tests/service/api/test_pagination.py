@@ -3,76 +3,25 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Final
 
 import httpx2 as httpx
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from kith import Kith
 from models.runtime.network import Float
-from service.app import create_app
-from service.cli.main import app
 from service.domain.gallery import SubjectRecord
 from service.risk import hygiene
 from service.security.sealing import Seal
-from service.settings import load_settings
 from service.storage.db import row_sealing
 from service.storage.repositories import subjects
 from service.usecases import hygiene as hygiene_usecase
 from tests.packs import BUNDLED_DIMENSION
+from tests.service.cli.conftest import Program
 
 PAIRS: Final = 5
-UNPAGED: Final = {
-    "/v1/galleries/{gallery}/albums",
-    "/v1/galleries/{gallery}/migrate",
-    "/v1/galleries/{gallery}/risk",
-    "/v1/galleries/{gallery}/subjects/{subject}/decoys",
-    "/v1/models",
-    "/v1/status",
-    "/v1/webhooks",
-}
-"""Responses without pages: settings, constants or the request bound their length."""
-
-
-def test_every_list_of_the_api_has_pages(tmp_path: Any) -> None:
-    document = create_app(load_settings(data_dir=tmp_path)).openapi()
-    lists = set()
-    for path, operations in document["paths"].items():
-        answer = operations.get("get", {}).get("responses", {}).get("200", {})
-        schema = _resolved(document, answer.get("content", {}).get("application/json", {}).get("schema", {}))
-        if path in UNPAGED or not _has_list(document, schema):
-            continue
-        lists.add(path.rpartition("/")[2])
-        parameters = {parameter["name"] for parameter in operations["get"]["parameters"]}
-        assert {"cursor", "limit"} <= parameters, path
-        assert "next" in schema["properties"], path
-    assert lists == {
-        "galleries",
-        "subjects",
-        "templates",
-        "strangers",
-        "hygiene",
-        "groups",
-        "faces",
-        "jobs",
-        "items",
-        "erasures",
-        "audit",
-        "keys",
-    }
-
-
-def _resolved(document: Any, schema: Any) -> Any:
-    return document["components"]["schemas"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
-
-
-def _has_list(document: Any, schema: Any) -> bool:
-    """Return True for a list of objects. Lists of strings, such as tags, need no pages."""
-    each = [_resolved(document, field) for field in schema.get("properties", {}).values()]
-    arrays = [field["items"] for field in each if field.get("type") == "array" and "items" in field]
-    return any(_resolved(document, item).get("type") == "object" for item in arrays)
 
 
 def test_templates_come_in_pages(server: str, kith: Kith, gallery: str) -> None:
@@ -94,7 +43,7 @@ def test_templates_come_in_pages(server: str, kith: Kith, gallery: str) -> None:
 
 
 def test_findings_come_in_pages_of_one_report(
-    server: str, kith: Kith, gallery: str, monkeypatch: pytest.MonkeyPatch
+    server: str, kith: Kith, gallery: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inspected = []
 
@@ -122,9 +71,10 @@ def test_findings_come_in_pages_of_one_report(
     assert [finding.templates for finding in third.data] == [whole.data[4].templates]
     assert third.counts["duplicate_subjects"] == PAIRS - 1
 
-    printed = _run("gallery", "hygiene", gallery, "--limit", "3", "--json", server=server)
-    assert [len(json.loads(printed)["data"]), json.loads(printed)["next"] is None] == [3, False]
-    assert len(json.loads(_run("gallery", "hygiene", gallery, "--json", server=server))["data"]) == PAIRS - 1
+    run = Program(tmp_path, server)
+    printed = json.loads(run("gallery", "hygiene", gallery, "--limit", "3", "--json"))
+    assert [len(printed["data"]), printed["next"] is None] == [3, False]
+    assert len(json.loads(run("gallery", "hygiene", gallery, "--json"))["data"]) == PAIRS - 1
 
 
 def test_subjects_are_listed_by_their_metadata(server: str, kith: Kith, gallery: str) -> None:
@@ -143,11 +93,9 @@ def test_subjects_are_listed_by_their_metadata(server: str, kith: Kith, gallery:
     page = httpx.get(path, params={"metadata": '{"floor": 1}', "limit": 1}).json()
     after = httpx.get(path, params={"metadata": '{"floor": 1}', "cursor": page["next"]}).json()
     assert [subject["id"] for subject in page["data"] + after["data"]] == ["ada", "bob"]
-    listed = _run("subject", "list", "-g", gallery, "--where", "floor=1", "--tag", "night", "--json", server=server)
-    assert [subject["id"] for subject in json.loads(listed)] == ["ada"]
 
 
-def test_subjects_are_found_by_parts_of_name_and_id(server: str, kith: Kith, gallery: str) -> None:
+def test_subjects_are_found_by_parts_of_name_and_id(kith: Kith, gallery: str) -> None:
     people = {"s1": "José Ñandú", "s2": "Josephine Große", "s3": None, "maria-s4": "MARÍA del Mar", "s5": "김민수"}
     for subject, name in people.items():
         kith.put_subject(gallery, subject, name=name, tags=["night"] if subject in ("s1", "s3") else [])
@@ -162,9 +110,6 @@ def test_subjects_are_found_by_parts_of_name_and_id(server: str, kith: Kith, gal
     assert found("민수") == ["s5"]
     assert found("s", "night") == ["s1", "s3"]
     assert found("nobody") == []
-    listed = _run("subject", "list", "-g", gallery, "--find", "grosse", "--json", server=server)
-    assert [subject["id"] for subject in json.loads(listed)] == ["s2"]
-    assert "Nothing matches." in _run("subject", "list", "-g", gallery, "--find", "nobody", server=server)
 
 
 def test_a_search_of_names_opens_a_bounded_number_of_subjects(
@@ -198,12 +143,6 @@ def test_a_search_of_names_opens_a_bounded_number_of_subjects(
     assert pages(q="s9") == [[], [], ["s9"]]
     assert pages(q="s8") == [[], [], ["s8"]]
     assert pages(q="s3") == [["s3"], [], []]
-
-
-def _run(*command: str, server: str) -> str:
-    done = CliRunner().invoke(app, [*command, "--url", server])
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 def _axis(number: int) -> Float:
