@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kith import AsyncKith, Kith, KithClientError, KithUnreachableError, Photo
+from kith import AsyncKith, KithClientError, KithUnreachableError, Photo
 from kith.calls import Calls
 from kith.methods import Method
 from kith.requests import FileStream
@@ -43,21 +42,6 @@ def test_enroll_identify_export_and_import(
                 await kith.gallery("nothing")
             for name in ("awaited", "copy"):
                 await kith.delete_gallery(name)
-
-    run(work())
-
-
-def test_an_archive_is_enrolled(server: str, astronaut: NDArray[np.uint8], tmp_path: Path) -> None:
-    archive = tmp_path / "people.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("ada/1.jpg", jpeg(astronaut))
-
-    async def work() -> None:
-        async with AsyncKith(server) as kith:
-            await kith.create_gallery("archive-awaited")
-            job = await kith.wait_for((await kith.enroll_archive("archive-awaited", archive)).id, 60)
-            assert (job.state, job.counts) == ("succeeded", {"enrolled": 1})
-            await kith.delete_gallery("archive-awaited")
 
     run(work())
 
@@ -147,22 +131,3 @@ def test_no_call_reads_a_photo_or_a_file_in_the_event_loop(monkeypatch: pytest.M
     with answering(Answer(400, b'{"code": "invalid_request"}')) as script:
         reading = run(work(script.url))
     assert reading >= {"detect", "embed", "verify", "enroll", "identify", "add_decoy", "import_gallery", "create_album"}
-
-
-def test_progress_counts_a_retried_upload_once(tmp_path: Path) -> None:
-    file = tmp_path / "people.zip"
-    file.write_bytes(b"x" * 3_000_000)
-    sent: list[int] = []
-
-    async def work(url: str) -> None:
-        async with AsyncKith(url, attempts=3) as kith:
-            await kith.enroll_archive("g", FileStream(file, sent.append))
-
-    with answering(BUSY) as script, Kith(script.url, attempts=3) as kith:
-        with pytest.raises(KithClientError, match="overloaded"):
-            kith.enroll_archive("g", FileStream(file, sent.append))
-        assert sent == [1_000_000] * 3
-        sent.clear()
-        with pytest.raises(KithClientError, match="overloaded"):
-            run(work(script.url))
-    assert (sent, len(script.asked)) == ([1_000_000] * 3, 6)

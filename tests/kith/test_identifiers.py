@@ -27,18 +27,7 @@ ALLOWED_IN_IDS = [
     "\xe5" * 128,
 ]
 ALSO_ALLOWED_IN_NAMES = ["\u200f\u05d0\u05d3\u05d4", "a\xa0b", "Ren\ufffd", "a/b", ".", "", " ada "]
-FORBIDDEN = [
-    "a\x00b",
-    "a\nb",
-    "a\x85b",
-    "a\u2028b",
-    "a\ud800b",
-    "a\udce9",
-    "a\ufdd0",
-    "a\U0010ffff",
-    "a\u202eb",
-    "a\u2069",
-]
+FORBIDDEN = ["a\x00b", "a\x85b", "a\u2028b", "a\udce9", "a\ufdd0", "a\u202eb"]
 """Of each kind one: all are compared with the tables of this Python."""
 STRAYS = [
     *("ada\u200d", "a\u200cda", "a\u200dda", "ada\ufe0f", "ada\ufe0e", "ada\U000e0061", "ada\U000e0100", "\u200dada"),
@@ -59,43 +48,11 @@ ALLOWED_SEQUENCES = [
 OVERRIDES = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 """Bidirectional classes of characters that turn the text after them around."""
 FORBIDDEN_IN_IDS = [
-    "",
-    " ",
-    " ada",
-    "ada ",
-    "ada\u3000",
-    ".",
-    "..",
-    "a/b",
-    "a\\b",
-    "a" * 129,
-    "\u200d",
-    "\u200c.",
-    "\ufe0f",
-    "\U000e0067",
-    "\u2800",
-    "\u180e",
-    "Ann\u034f",
-    "Ann\u17b5",
-    "\u200d\ufe0f",
-    *(
-        "a\u200bb",
-        "a\ufeffb",
-        "\ufeffada",
-        "a\xadb",
-        "a\u2060b",
-        "a\u200eb",
-        "a\xa0b",
-        "a\u2009b",
-        "\u3164",
-        "Ren\ufffd",
-    ),
+    *("", " ", " ada", "ada ", "ada\u3000", ".", "..", "a/b", "a\\b", "a" * 129),
+    *("\u200d", "\u200c.", "\ufe0f", "\U000e0067", "\u2800", "\u180e", "Ann\u034f", "Ann\u17b5", "\u200d\ufe0f"),
+    *("a\u200bb", "a\ufeffb", "\ufeffada", "a\xadb", "a\u2060b", "a\u200eb", "a\xa0b", "a\u2009b", "\u3164"),
+    "Ren\ufffd",
 ]
-
-
-@pytest.mark.parametrize("text", [*ALLOWED_IN_IDS, *ALLOWED_SEQUENCES])
-def test_letters_joiners_and_emoji_are_allowed(text: str) -> None:
-    assert normalize_id(text) == normalize_text(text) == text
 
 
 @pytest.mark.parametrize("text", STRAYS)
@@ -112,18 +69,17 @@ def test_a_search_of_people_folds_joiners() -> None:
         assert matches(words_of("ada"), "x", typed)
 
 
-@pytest.mark.parametrize("text", ALSO_ALLOWED_IN_NAMES)
-def test_names_allow_more(text: str) -> None:
-    assert normalize_text(text) == text
-
-
-@pytest.mark.parametrize("text", FORBIDDEN)
-def test_controls_are_forbidden_everywhere(text: str) -> None:
-    for normalize in (normalize_id, normalize_text):
+def test_letters_joiners_and_emoji_are_allowed_and_controls_forbidden() -> None:
+    for text in (*ALLOWED_IN_IDS, *ALLOWED_SEQUENCES):
+        assert normalize_id(text) == normalize_text(text) == text
+    for text in ALSO_ALLOWED_IN_NAMES:
+        assert normalize_text(text) == text
+    for text in FORBIDDEN:
+        for normalize in (normalize_id, normalize_text):
+            with pytest.raises(ValueError, match="must"):
+                normalize(text)
         with pytest.raises(ValueError, match="must"):
-            normalize(text)
-    with pytest.raises(ValueError, match="must"):
-        normalize_metadata({text: 1})
+            normalize_metadata({text: 1})
 
 
 @pytest.mark.parametrize("text", FORBIDDEN_IN_IDS)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kith import Kith, KithClientError, KithUnreachableError
-from kith.requests import Call
+from kith import AsyncKith, Kith, KithClientError, KithUnreachableError
+from kith.requests import FileStream
 from kith.retries import MAX_DELAY_S, parse_retry_after_s
 from tests.conftest import jpeg
 from tests.faults.servers import Server
-from tests.kith.responses import BROKEN, BUSY, ENROLLED, LIMITED, LOST, OK
+from tests.kith.responses import BROKEN, BUSY, ENROLLED, LIMITED, LOST, OK, run
 from tests.scripted import Answer, answering
 
 
@@ -38,35 +38,60 @@ def test_a_repeatable_call_is_retried_with_the_same_key_and_body(answers: list[A
 @pytest.mark.parametrize(
     "failure", [BROKEN, Answer(502), LOST, Answer(503, b'{"code": "storage_unavailable"}')], ids=str
 )
-@pytest.mark.parametrize(
-    "ask",
-    [
+def test_a_call_that_may_have_succeeded_is_not_repeated(failure: Answer) -> None:
+    calls: tuple[Callable[[Kith], object], ...] = (
         lambda kith: kith.create_gallery("g"),
         lambda kith: kith.create_key("door", ["read"]),
         lambda kith: kith.rotate_key("0" * 12),
         lambda kith: kith.create_webhook("https://example.org/"),
-    ],
-    ids=["gallery", "key", "rotation", "webhook"],
-)
-def test_a_call_that_may_have_succeeded_is_not_repeated(failure: Answer, ask: Callable[[Kith], object]) -> None:
-    with answering(failure, OK) as script, Kith(script.url) as kith, pytest.raises(KithClientError) as raised:
-        ask(kith)
-    assert len(script.asked) == 1
-    assert isinstance(raised.value, KithUnreachableError) is (failure is BROKEN)
-    assert raised.value.maybe_done
-    assert "Check before you repeat" in str(raised.value)
+        lambda kith: kith.create_album("g", FileStream(Path(__file__))),
+    )
+    for ask in calls:
+        with answering(failure, OK) as script, Kith(script.url) as kith, pytest.raises(KithClientError) as raised:
+            ask(kith)
+        assert len(script.asked) == 1
+        assert isinstance(raised.value, KithUnreachableError) is (failure is BROKEN)
+        assert raised.value.maybe_done
+        assert "Check before you repeat" in str(raised.value)
 
 
-def test_an_archive_is_uploaded_again(tmp_path: Path) -> None:
-    """The server enrolls a photo once. An album would be there twice."""
-    (tmp_path / "people.zip").write_bytes(b"PK")
-    answers = [BROKEN, BUSY]
-    with answering(*answers) as script, Kith(script.url, attempts=2) as kith, pytest.raises(KithClientError):
-        kith.enroll_archive("g", tmp_path / "people.zip")
-    assert [body for *_, body in script.asked] == [b"PK", b"PK"]
-    with answering(BROKEN) as script, Kith(script.url) as kith, pytest.raises(KithUnreachableError) as raised:
-        kith.create_album("g", tmp_path / "people.zip")
-    assert (len(script.asked), raised.value.maybe_done) == (1, True)
+def test_a_call_that_was_not_done_says_so_and_is_repeated() -> None:
+    made = Answer(201, b'{"name": "g"}')
+    with answering(BUSY, LIMITED, made) as script, Kith(script.url) as kith:
+        with pytest.raises(KithClientError, match="does not look like Kith"):
+            kith.create_gallery("g")
+        assert len(script.asked) == 3
+    with answering(BUSY) as script, Kith(script.url, attempts=1) as kith, pytest.raises(KithClientError) as raised:
+        kith.create_key("door", ["read"])
+    assert not raised.value.maybe_done
+    with Kith("http://127.0.0.1:9", attempts=2) as kith:
+        for ask in (kith.ready, lambda: kith.create_gallery("g")):
+            with pytest.raises(KithUnreachableError, match="Check that the server runs") as unreachable:
+                ask()
+            assert not unreachable.value.maybe_done
+    with pytest.raises(ValueError, match="at least 1"):
+        Kith("http://127.0.0.1:9", attempts=0)
+
+
+def test_an_archive_is_uploaded_again_and_its_progress_counted_once(tmp_path: Path) -> None:
+    """The server enrolls a photo once."""
+    (tmp_path / "people.zip").write_bytes(b"PK" * 1_500_000)
+    sent: list[int] = []
+
+    async def awaited(url: str) -> None:
+        async with AsyncKith(url, attempts=2) as kith:
+            await kith.enroll_archive("g", FileStream(tmp_path / "people.zip", sent.append))
+
+    with answering(BROKEN, BUSY) as script, Kith(script.url, attempts=2) as kith:
+        with pytest.raises(KithClientError, match="overloaded"):
+            kith.enroll_archive("g", FileStream(tmp_path / "people.zip", sent.append))
+        assert sent == [1_000_000] * 3
+        sent.clear()
+        with pytest.raises(KithClientError, match="overloaded"):
+            run(awaited(script.url))
+    assert sent == [1_000_000] * 3
+    assert {body for *_, body in script.asked} == {b"PK" * 1_500_000}
+    assert len(script.asked) == 4
 
 
 def test_a_gallery_that_may_exist_is_created_again() -> None:
@@ -74,35 +99,6 @@ def test_a_gallery_that_may_exist_is_created_again() -> None:
     with answering(BROKEN, exists, OK) as script, Kith(script.url) as kith, pytest.raises(KithClientError):
         kith.create_gallery("g", exist_ok=True)  # the last answer describes no gallery
     assert [method for method, *_ in script.asked] == ["POST", "POST", "GET"]
-
-
-def test_a_rejected_call_did_not_succeed() -> None:
-    with answering(BUSY) as script, Kith(script.url, attempts=1) as kith, pytest.raises(KithClientError) as raised:
-        kith.create_key("door", ["read"])
-    assert not raised.value.maybe_done
-
-
-def test_a_permanent_error_is_not_retried() -> None:
-    call = Call("GET", "gopher://host/", bytes)
-    with answering(OK) as script, Kith(script.url, attempts=100) as kith, pytest.raises(KithUnreachableError) as raised:
-        kith._send(call)
-    assert not raised.value.maybe_done
-
-
-def test_zero_attempts_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        Kith("http://127.0.0.1:9", attempts=0)
-
-
-def test_every_rejected_call_is_retried() -> None:
-    made = Answer(201, b'{"name": "g"}')
-    with (
-        answering(BUSY, LIMITED, made) as script,
-        Kith(script.url) as kith,
-        pytest.raises(KithClientError, match="does not look like Kith"),
-    ):
-        kith.create_gallery("g")
-    assert len(script.asked) == 3
 
 
 @pytest.mark.parametrize(
@@ -143,14 +139,6 @@ def test_a_late_response_is_retried_then_reported_as_a_timeout() -> None:
         pytest.raises(KithUnreachableError, match="timed out"),
     ):
         kith.ready()
-
-
-def test_a_refused_connection_is_reported_as_not_done() -> None:
-    with Kith("http://127.0.0.1:9", attempts=2) as kith:
-        for ask in (kith.ready, lambda: kith.create_gallery("g")):
-            with pytest.raises(KithUnreachableError, match="Check that the server runs") as raised:
-                ask()
-            assert not raised.value.maybe_done
 
 
 def test_a_truncated_export_raises() -> None:
