@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
 from importlib.metadata import packages_distributions
 
-import httpx2 as httpx
 import pytest
 import typer.main
 
@@ -31,10 +28,16 @@ def rows(document: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
 
 
-@pytest.mark.parametrize("document", reference_tables.TABLES)
-def test_generated_tables(document: str) -> None:
-    text = (ROOT / "docs" / document).read_text()
-    assert text == reference_tables.with_table(document), "run python -m tools.reference_tables"
+GENERATED = {
+    **dict.fromkeys(reference_tables.TABLES, reference_tables.with_table),
+    **dict.fromkeys(cli_reference.DOCUMENTS, cli_reference.with_reference),
+}
+
+
+@pytest.mark.parametrize("document", GENERATED)
+def test_generated_parts_are_up_to_date(document: str) -> None:
+    """Run python -m tools.reference_tables and python -m tools.cli_reference to update them."""
+    assert (ROOT / "docs" / document).read_text() == GENERATED[document](document)
 
 
 def test_every_setting_and_error_is_described() -> None:
@@ -91,12 +94,6 @@ def test_audited_events() -> None:
     assert documented == recorded - {"failed"}  # an outcome
 
 
-@pytest.mark.parametrize("document", cli_reference.DOCUMENTS)
-def test_every_command_and_option_is_in_the_reference(document: str) -> None:
-    text = (ROOT / "docs" / document).read_text()
-    assert text == cli_reference.with_reference(document), "run python -m tools.cli_reference"
-
-
 def test_packs_and_what_pulling_them_may_end_in() -> None:
     documented = {row[0].strip("`") for row in rows("models.md")}
     codes = set(PULL_REMEDIES)
@@ -105,44 +102,6 @@ def test_packs_and_what_pulling_them_may_end_in() -> None:
     assert all(name.removeprefix("buffalo") in text for name in read_catalog())
     names = set(typer.main.get_command(models_app).list_commands(typer.Context(typer.main.get_command(models_app))))  # type: ignore[attr-defined]
     assert set(re.findall(r"kith models ([a-z]+)", text)) == names
-
-
-def test_every_route_is_documented_with_its_problem(server: str) -> None:
-    document = httpx.get(f"{server}/openapi.json").json()
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            where = f"{method} {path}"
-            assert "default" in operation["responses"], where
-            if method == "post" and not path.endswith(
-                ("/calibrate", "/roll-back", "/test", "/replay", "/cancel")
-            ):  # which need nothing but a name
-                assert operation["requestBody"]["content"], where
-                assert operation.get("description"), where
-    bodies = [o for m in document["paths"].values() for o in m.values() if "multipart/form-data" in str(o)]
-    assert len(bodies) == 6
-    for operation in bodies:
-        content = operation["requestBody"]["content"]["application/json"]
-        assert content["example"]
-        name = content["schema"]["$ref"].rsplit("/", 1)[1]
-        assert set(content["example"]) <= set(document["components"]["schemas"][name]["properties"])
-    references = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
-    assert references <= set(document["components"]["schemas"])
-
-
-@pytest.mark.parametrize(
-    ("target", "given", "said"),
-    [
-        ("fuzz", [], ["--minutes 10", "int(20 * 10)"]),
-        ("soak", [], ["--minutes 30"]),
-        ("fuzz", ["MINUTES=5"], ["--minutes 5", "int(20 * 5)"]),
-        ("soak", ["MINUTES=5"], ["--minutes 5"]),
-    ],
-)
-def test_make_targets_announce_their_duration(target: str, given: list[str], said: list[str]) -> None:
-    asked = ["make", "--dry-run", "--old-file=.venv/.installed", target, *given]
-    environment = {name: value for name, value in os.environ.items() if name not in ("MINUTES", "MAKEFLAGS")}
-    done = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert all(words in done.stdout for words in said), done.stdout
 
 
 def test_only_this_distribution_provides_its_import_names() -> None:

@@ -14,6 +14,7 @@ import pytest
 import typer.main
 
 from service.cli.main import app
+from service.storage.db.tables import metadata
 from tests.conftest import ROOT
 from tools.rest_reference import TARGET, reference
 from training.cli.commands import app as train_app
@@ -89,8 +90,35 @@ def test_the_rest_reference_is_up_to_date() -> None:
     assert TARGET.read_text(encoding="utf-8") == reference()
 
 
+def test_named_evidence_exists() -> None:
+    """Names in capitals are placeholders."""
+    missing = set()
+    for page in ("SECURITY.md", "docs/privacy.md", "docs/faults.md", "docs/deployment.md"):
+        text = (ROOT / page).read_text()
+        named = set(re.findall(r"`((?:tests|service|models|bench|docker|requirements)/[\w./-]+)`", text))
+        missing |= {path for path in named if not (ROOT / path).exists() and not re.search("[A-Z]{4}", path)}
+    assert missing <= {"docker/.env"}, "the reader creates it"
+
+
+def test_each_danger_that_is_stopped_names_its_tests() -> None:
+    section = (ROOT / "SECURITY.md").read_text().partition("## Threats")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    for who, what, shown in rows:
+        assert what.strip().startswith("Nothing:") or "tests/" in shown, who
+
+
+def test_every_table_is_documented() -> None:
+    section = (ROOT / "docs" / "privacy.md").read_text().partition("## What is stored")[2].partition("Outside of")[0]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    told = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(told) == sorted(metadata.tables)
+
+
 def commands(page: Path) -> Iterator[list[str]]:
-    """Yield each call of the project's programs in shell blocks."""
+    """Yield each call of the project's programs in shell blocks, and each command that the text names."""
+    for named in re.findall(r"`(kith(?: [a-z]+)+)[ `]", FENCE.sub("", page.read_text(encoding="utf-8"))):
+        yield named.split()
     for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
         if language != "sh":
             continue

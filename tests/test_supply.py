@@ -61,6 +61,8 @@ def test_the_lists_are_those_of_the_project(name: str) -> None:
     assert {
         package: version for package, (version, _) in lines.items() if pinned.get(package, version) != version
     } == {}
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    assert not re.search(r"://|@ |^-", text, re.MULTILINE), "it names no place of this machine"
     for extra in ("", *FILES[name]):
         for requirement in project()[extra]:
             package = check.normal(requirement.name)
@@ -74,11 +76,6 @@ def test_every_constraint_is_in_a_list() -> None:
     assert set(constraints()) - everywhere == WITHOUT_HASH - {"jinja2"}
     asked = {check.normal(one.name) for requirements in project().values() for one in requirements}
     assert asked <= constraints().keys()
-
-
-def test_the_lists_name_no_place_of_this_machine() -> None:
-    for path in [*(ROOT / "requirements").glob("*.txt"), ROOT / "constraints.txt"]:
-        assert not re.search(r"://|@ |^-", path.read_text(), re.MULTILINE), path
 
 
 def test_every_dependency_is_locked() -> None:
@@ -109,10 +106,6 @@ def test_the_image_is_built_from_hashes_alone() -> None:
     own = [line for line in installs if "--require-hashes" not in line]
     assert ["--no-build-isolation" in line and line.endswith(" .") for line in own] == [True]
     assert all("--no-deps" in line for line in installs)
-
-
-def test_build_requirements_are_locked() -> None:
-    """Run make lock if this fails."""
     (asked,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     lines = locked("build")
     assert lines.keys() == {Requirement(asked).name}
@@ -120,7 +113,9 @@ def test_build_requirements_are_locked() -> None:
     assert all(hashes for _, hashes in lines.values())
 
 
-def test_a_vulnerability_is_a_problem_until_it_is_let_pass_and_after() -> None:
+def test_a_vulnerability_is_a_problem_until_it_is_let_pass_and_after(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     audited: list[check.Document] = [
         {"name": "a", "version": "1", "vulns": [{"id": "PYSEC-1", "aliases": ["CVE-1"], "fix_versions": ["2"]}]},
         {"name": "b", "version": "1", "vulns": []},
@@ -134,20 +129,12 @@ def test_a_vulnerability_is_a_problem_until_it_is_let_pass_and_after() -> None:
     (late,) = check.vulnerable(audited, entry, date(2027, 1, 1))
     assert "let pass until 2026-12-31: not reached" in late
     assert check.not_audited(audited) == [("c", "not found")]
-
-
-def test_an_unreachable_vulnerability_service_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, passing in check.read("vulnerabilities.toml").items():
+        assert passing["reason"] and isinstance(passing["until"], date), name
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    audited = check.audit("--cache-dir", str(tmp_path))
-    assert {name for name, _ in check.not_audited(audited)} == check.installed().keys()
-    assert check.vulnerable(audited, {}, date.today()) == []
-
-
-def test_what_lets_a_vulnerability_pass_has_a_reason_and_a_day() -> None:
-    for name, entry in check.read("vulnerabilities.toml").items():
-        assert entry["reason"], name
-        assert isinstance(entry["until"], date), name
+    unreachable = check.audit("--cache-dir", str(tmp_path))
+    assert {name for name, _ in check.not_audited(unreachable)} == check.installed().keys()
 
 
 def test_licenses_are_known() -> None:
