@@ -19,7 +19,15 @@ from service.cli.commands.jobs import show_until_done
 from service.cli.commands.risk import TARGETS, format_risk, misses_text, print_risk
 from service.cli.connection import connect
 from service.cli.options import CommandGroup, GalleryArgument, RiskOptions, ServerOptions, Yes
-from service.cli.terminal import make_table, print_line, print_table, progress_bar, remedy_lines, require_confirmation
+from service.cli.terminal import (
+    count_of,
+    make_table,
+    print_line,
+    print_table,
+    progress_bar,
+    remedy_lines,
+    require_confirmation,
+)
 from service.cli.words import format_ratio
 from service.core.atomic_files import atomic_write
 
@@ -69,11 +77,11 @@ def _print_stats(gallery: GalleryOut) -> None:
     drift, days = gallery.drift, gallery.remember_strangers_days
     rows = (
         ("Gallery", gallery.name),
-        ("Enrolled", f"{gallery.subject_count:,} subjects, {gallery.template_count:,} templates"),
+        ("Enrolled", f"{count_of(gallery.subject_count, 'subject')}, {count_of(gallery.template_count, 'template')}"),
         ("Risk", format_risk(gallery.risk)),
         ("One face per person", "yes" if gallery.one_face_per_person else "no"),
         ("Retention", "unlimited" if gallery.retention_days is None else f"{gallery.retention_days} days"),
-        ("Strangers", "forgotten" if days is None else f"kept for {days} days"),
+        ("Strangers", "not remembered" if days is None else f"kept for {days} days"),
         ("Face crops", "stored" if gallery.keep_crops else "not stored"),
         ("Liveness", gallery.liveness),
         ("Recognizer", f"{gallery.recognizer[:12]}, {gallery.dimension} dimensions"),
@@ -95,7 +103,7 @@ add_call(
     app,
     "delete",
     "delete_gallery",
-    "Deleted {0.subject_count} subjects, {0.template_count} templates; receipt {0.receipt.id}",
+    "Deleted. Subjects: {0.subject_count}, templates: {0.template_count}, receipt: {0.receipt.id}",
     confirm="Delete gallery {name!r} and all its subjects?",
     name=GalleryArgument,
 )

@@ -41,7 +41,7 @@ def test_what_is_enrolled_locally_is_served(local: Program, photos: dict[str, Pa
         answer = json.loads(local("identify", photos["again"], "-g", "g", "--json"))
         assert answer[str(photos["again"])]["results"][0]["subject"] == "Eilèen [b]"
         assert "fpir 0.01" in local("gallery", "list")
-        assert local("gallery", "delete", "g", "--yes").startswith("Deleted 1 subject")
+        assert local("gallery", "delete", "g", "--yes").startswith("Deleted. Subjects: 1,")
 
 
 def test_commands_choose_the_detail(run: Program, gallery: str, astronaut: NDArray[Any]) -> None:
