@@ -12,14 +12,7 @@ import torch
 from tests.training.losses import derivations as paper
 from tests.training.losses.test_losses import BATCH, CLASSES, DIM
 from training.bounds import fixed_scale
-from training.losses import (
-    AdaCos,
-)
-
-
-def test_adacos_starts_at_the_papers_scale() -> None:
-    assert fixed_scale(10_575) == pytest.approx(13.10, abs=0.01)
-    assert float(AdaCos(DIM, 10_575).scale) == pytest.approx(13.10, abs=0.01)
+from training.losses import AdaCos
 
 
 @pytest.mark.parametrize("count", [BATCH, 12, 2, 1])

@@ -71,12 +71,6 @@ def test_scales_at_a_quarter_of_pi(classes: int) -> None:
     assert inflection < approximate < steepest
 
 
-def test_scales_at_casias_size() -> None:
-    assert bounds.fixed_scale(CASIA) == pytest.approx(13.10, abs=0.005)
-    assert bounds.steepest_scale(CASIA) == pytest.approx(13.40, abs=0.005)
-    assert bounds.inflection_scale(CASIA) == pytest.approx(12.79, abs=0.005)
-
-
 def test_impossible_bounds_are_rejected() -> None:
     calls: list[Callable[[], float]] = [
         lambda: bounds.inflection_scale(10),

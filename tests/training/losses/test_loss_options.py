@@ -8,10 +8,7 @@ import pytest
 
 from tests.training.losses.test_losses import CLASSES, DIM, head, term
 from training.config import ConfigError, HeadConfig, TermConfig
-from training.losses import (
-    build_head,
-    build_term,
-)
+from training.losses import build_head, build_term
 
 
 @pytest.mark.parametrize(
