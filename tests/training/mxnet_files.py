@@ -1,8 +1,10 @@
-"""Writers of MXNet record files and LFW-style .bin sets, for tests of the readers."""
+"""Writers of MXNet record files, shards and LFW-style .bin sets, for tests of the readers."""
 
 from __future__ import annotations
 
+import io
 import pickle
+import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -51,6 +53,17 @@ def write_faces(path: Path, images: Sequence[bytes], labels: Sequence[int]) -> N
             *((key, pack(ends, b"", key)) for key, ends in enumerate(ranges, end)),
         ],
     )
+
+
+def write_shard(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
+    """Write a tar file of named contents, and return its folder."""
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w", encoding="utf-8", errors="surrogateescape") as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path.parent
 
 
 def write_bin(path: Path, images: Sequence[bytes], same: Sequence[bool]) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.training.mxnet_files import write_shard
 from tests.training.runs import IMAGES, PEOPLE, write_people
 from training.config import ConfigError, DataConfig
 from training.data.identities import list_identities, load_identities
@@ -24,16 +23,6 @@ def samples(people: Path, folder: Path, name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_name(f"{path.name}.png").write_bytes(file.read_bytes())
         path.with_name(f"{path.name}.cls").write_text(file.parent.name[1:])
-
-
-def shard_of(folder: Path, *members: tuple[str, bytes]) -> Path:
-    folder.mkdir(exist_ok=True)
-    with tarfile.open(folder / "000.tar", "w") as archive:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return folder
 
 
 @pytest.mark.parametrize("name", ["{person}-{photo}", "{person}/{photo}", "deep.er/{person}.x/{photo}"])
@@ -68,13 +57,6 @@ def test_names_are_split_as_the_webdataset_library_does() -> None:
         assert split_name(path) == expected
 
 
-def test_images_of_a_name_in_two_folders_are_two(tmp_path: Path) -> None:
-    members = [(f"{folder}/0.{end}", content) for folder in "ab" for end, content in (("jpg", b"x"), ("cls", b"1"))]
-    shards = TarShards(shard_of(tmp_path / "shards", *members))
-    assert (len(shards), shards.labels.tolist()) == (2, [1, 1])
-    assert shards.name(1).endswith("000.tar, b/0")
-
-
 @pytest.mark.parametrize(
     ("members", "message"),
     [
@@ -90,7 +72,7 @@ def test_images_of_a_name_in_two_folders_are_two(tmp_path: Path) -> None:
     ],
 )
 def test_a_shard_that_is_not_whole_is_refused(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:
-    folder = shard_of(tmp_path / "shards", *members)
+    folder = write_shard(tmp_path / "shards" / "000.tar", members)
     with pytest.raises(ConfigError) as raised:
         list_identities(DataConfig(folder, None))
     assert message in str(raised.value)
@@ -110,13 +92,7 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
 
 def test_a_name_that_is_not_utf_8_can_be_printed(tmp_path: Path) -> None:
     latin1 = os.fsdecode(b"Ren\xe9")
-    folder = tmp_path / "shards"
-    folder.mkdir()
-    with tarfile.open(folder / "000.tar", "w", encoding="utf-8", errors="surrogateescape") as archive:
-        for name, content in ((f"{latin1}.png", b"broken"), (f"{latin1}.cls", b"1")):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    shards = TarShards(folder)
+    members = ((f"{latin1}.png", b"broken"), (f"{latin1}.cls", b"1"))
+    shards = TarShards(write_shard(tmp_path / "shards" / "000.tar", members))
     assert shards.name(0).endswith("000.tar, Ren\\xe9")
     assert np.array_equal(shards.labels, [1])

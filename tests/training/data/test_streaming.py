@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.mxnet_files import write_faces
+from tests.training.mxnet_files import write_faces, write_shard
 from tests.training.runs import IMAGES, PEOPLE, SIDE, losses, tiny_run, write_people
 from training.config import ConfigError, DataConfig, RunConfig
 from training.data.batches import Batches
@@ -24,15 +22,11 @@ pytestmark = pytest.mark.long
 
 
 def write_shards(folder: Path, people: Path) -> Path:
-    folder.mkdir()
     for shard in range(2):
-        with tarfile.open(folder / f"{shard:03}.tar", "w") as archive:
-            for file in sorted(people.rglob("*.png"))[shard::2]:
-                name = f"{file.parent.name}-{file.stem}"
-                for suffix, content in (("png", file.read_bytes()), ("cls", file.parent.name[1:].encode())):
-                    member = tarfile.TarInfo(f"{name}.{suffix}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
+        files = [(f"{file.parent.name}-{file.stem}", file) for file in sorted(people.rglob("*.png"))[shard::2]]
+        pairs = [(f"{name}.png", file.read_bytes()) for name, file in files]
+        pairs += [(f"{name}.cls", file.parent.name[1:].encode()) for name, file in files]
+        write_shard(folder / f"{shard:03}.tar", pairs)
     return folder
 
 

@@ -63,11 +63,9 @@ def test_heads_without_class_weights_have_no_angles() -> None:
 
 @pytest.mark.parametrize(("total", "size"), [(3, 1), (12, 1), (400, 8), (100_000, 50)])
 def test_windows_are_the_start_middle_and_end(total: int, size: int) -> None:
-    windows = {name: [s for s in range(1, total + 1) if angle_window(s, total) == name] for name in _NAMES}
-    assert {name: len(steps) for name, steps in windows.items()} == dict.fromkeys(_NAMES, size)
+    names = ("start", "middle", "end")
+    windows = {name: [s for s in range(1, total + 1) if angle_window(s, total) == name] for name in names}
+    assert {name: len(steps) for name, steps in windows.items()} == dict.fromkeys(names, size)
     assert windows["start"][0] == 1
     assert windows["end"][-1] == total
     assert sum(windows["middle"]) / size == pytest.approx((total + 1) / 2, abs=0.5)
-
-
-_NAMES = ("start", "middle", "end")

@@ -71,16 +71,16 @@ def test_later_steps_do_not_change_a_checkpoint(
     assert torch.equal(saved["head"]["weight"], head)
 
 
+def full(*_arguments: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_failure_is_raised_at_the_next_checkpoint_which_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_run(tmp_path, tmp_path / "run", "cosface")
     state = TrainingState(build_backbone(TINY), build_objective(config, PEOPLE), config.loop, torch.device("cpu"))
     state.loss = 1.0
-
-    def full(*_arguments: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
         patch.setattr(state_module, "save_atomically", full)
         state.save(tmp_path / "checkpoint.pt")
@@ -90,12 +90,7 @@ def test_a_failure_is_raised_at_the_next_checkpoint_which_is_written(
         state.save(tmp_path / "checkpoint.pt")
     state.close()
     assert load_checkpoint(tmp_path / "checkpoint.pt")["step"] == 5
-
-
-def test_a_failure_of_the_last_checkpoint_is_raised_at_the_end() -> None:
-    def full() -> None:
-        raise OSError(28, "No space left on device")
-
+    # That of the last one, at the end.
     writer = CheckpointWriter(torch.device("cpu"))
     writer.begin(full)
     with pytest.raises(OSError, match="No space"):

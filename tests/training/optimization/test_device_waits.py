@@ -109,9 +109,6 @@ def test_a_head_does_not_wait(name: str) -> None:
 @pytest.mark.usefixtures("without_autocast")
 @pytest.mark.parametrize("name", sorted(TERMS))
 def test_a_term_does_not_wait(name: str) -> None:
-    head = build_head(HeadConfig("cosface"), 16, 40)
-    term = build_term(TermConfig(name), head, 16, 40).to(META).train()
+    term = build_term(TermConfig(name), build_head(HeadConfig("cosface"), 16, 40), 16, 40).to(META).train()
     embeddings, weights = (torch.zeros(rows, 16, device=META, requires_grad=True) for rows in (8, 40))
-    loss = term(embeddings, torch.zeros(8, dtype=torch.long, device=META), weights)
-    loss.backward()
-    assert loss.shape == ()
+    term(embeddings, torch.zeros(8, dtype=torch.long, device=META), weights).backward()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import torch
 from torch.nn import functional as F
 
 from models.pack.manifest import ModelPack
-from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, realign_crops
 from models.vision.recognition import Recognizer
 from tests.training.runs import SIDE, TINY, as_set, losses, tiny_run, with_mirror, write_people
 from training.backbones import build_backbone
@@ -39,21 +36,6 @@ def test_a_pack_teaches_its_served_embeddings(
     expected = with_mirror(recognizer.embed, crops)
     for teacher in (pack.directory, pack.recognition.path):
         np.testing.assert_allclose(teacher_embeddings(teacher, as_set(crops)).numpy(), expected, atol=1e-5)
-
-
-def test_a_pack_with_its_own_alignment_teaches_from_standard_crops(
-    pack: ModelPack, recognizer: Recognizer, tmp_path: Path, rng: np.random.Generator
-) -> None:
-    closer = Alignment(112, tuple((1.2 * x - 11, 1.2 * y - 20) for x, y in STANDARD_ALIGNMENT.template))
-    copy = Path(shutil.copytree(pack.directory, tmp_path / "closer"))
-    manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["tasks"]["recognition"]["alignment"] = {"template": closer.template}
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    crops = rng.integers(0, 255, (4, 112, 112, 3), dtype=np.uint8)
-    taught = teacher_embeddings(copy, as_set(crops)).numpy()
-    expected = with_mirror(lambda own: recognizer.embed(realign_crops(own, closer)), crops)
-    np.testing.assert_allclose(taught, expected, atol=1e-5)
-    assert np.abs(taught - with_mirror(recognizer.embed, crops)).max() > 0.01
 
 
 def test_a_run_and_its_export_teach_the_same(folder: Path, tmp_path: Path) -> None:

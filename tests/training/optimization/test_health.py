@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import logging
 import os
 import re
@@ -67,16 +66,13 @@ def test_each_problem_is_reported_once_within_5_percent_of_the_run(values: dict[
     assert int(re.findall(r"step (\d+):", text)[0]) <= 25
 
 
-def test_without_a_target_angle_the_loss_must_fall() -> None:
+def test_short_runs_and_runs_without_a_target_angle_are_judged_too() -> None:
+    (text,) = warnings_of(HeadConfig("cosface"), steps=30, target_angle_deg=85.0)
+    assert "nothing is learned" in text
     health = RunHealth(500, HeadConfig("none"), 300)
     plain = {name: value for name, value in HEALTHY.items() if name != "target_angle_deg"}
     (text,) = [text for step in range(1, 501) for text in health.check(step, plain)]
     assert "the loss is 5, at step 10 it was 5" in text
-
-
-def test_a_short_run_is_judged_too() -> None:
-    (text,) = warnings_of(HeadConfig("cosface"), steps=30, target_angle_deg=85.0)
-    assert "nothing is learned" in text
 
 
 def test_a_healthy_run_has_no_warnings() -> None:
@@ -101,11 +97,7 @@ def test_a_run_beyond_90_degrees_says_so(tmp_path: Path, caplog: pytest.LogCaptu
             weight[person] = -embeddings[torch.from_numpy(data.labels == person)].mean(0)
     with caplog.at_level(logging.WARNING):
         fit(backbone, objective, data, replace(config, augment=PLAIN))
-    with (tmp_path / "run" / "losses.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    assert float(rows[-1]["target_angle_deg"]) > 90
-    told = [record.message for record in caplog.records if "the mean target angle" in record.message]
-    assert len(told) == 1
+    assert sum("the mean target angle" in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -18,18 +18,11 @@ from torch.nn import functional as F
 from tests.training.runs import write_people
 from training.config import HeadConfig
 from training.losses import HEADS, PartialFC, build_head
-from training.optimization.progress import Progress, describe
+from training.optimization.progress import Progress
 from training.progress import track
 
 VALUES = {"loss": 4.25, "learning_rate": 0.09, "scale": 20.0, "target_angle_deg": 61.4, "accuracy": 0.125, "other": 1.0}
 LINE = r"epoch 4/4, step 12/12, 00:00 left, rate \S+, loss \S+, angle \d+°, accuracy \d+\.\d%, *[\d.]+img/s"
-
-
-def test_a_line_names_epoch_step_and_values() -> None:
-    assert Progress(0, 480, 40, 128).place(81) == "epoch 3/12, step 81/480"
-    assert Progress(0, 480, 40, 128).place(80) == "epoch 2/12, step 80/480"
-    assert describe(VALUES) == "rate 0.09, loss 4.25, angle 61°, accuracy 12.5%"
-    assert describe({"loss": 1.0}) == "loss 1"
 
 
 def test_a_file_gets_a_line_now_and_then_and_at_the_end(
