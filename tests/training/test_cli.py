@@ -31,8 +31,6 @@ def call(*words: object) -> None:
     ("words", "message"),
     [
         (("run", "large", "--data", ".", "--output", "runs/x"), "unknown recipe 'large'. Recipes: few, compact"),
-        (("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "head.scale"), "section.key=value"),
-        (("run", "smoke", "--data", ".", "--output", "runs/x", "--head", "archface"), "not one of softmax"),
         (
             ("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "loop.epoch=1"),
             r"unknown setting 'loop.epoch'. Did you mean loop.epochs\?",
@@ -43,9 +41,7 @@ def call(*words: object) -> None:
         (("evaluate", "a.onnx", "--data", "."), "needs a run or a pack"),
         (("evaluate", ".", "--bin", "a.bin", "--flip"), "--flip would need a run"),
         (("evaluate", ".", "--bin", "a.bin", "--pack", "."), "--pack would need a run"),
-        (("evaluate", "a.onnx", "--bin", "a.bin", "--pack", "."), "--pack would need a run"),
         (("evaluate", ".", "--bin", "a.bin", "--report", "r.json"), "--report would need a run, --people or --data"),
-        (("evaluate", "a.onnx", "--ijb", ".", "--report", "r.json"), "--report would need a run, --people or --data"),
         (("evaluate", ".", "--data", ".", "--view1", "--report", "r.json"), "Leave out --view1"),
         (("evaluate", ".", "--data", ".", "--report", "r.html"), "--report must end with .json"),
         (("evaluate", ".", "--bin", "a.bin", "--view1"), "need --data"),
@@ -57,7 +53,6 @@ def call(*words: object) -> None:
         (("evaluate", ".", "--data", ".", "--refresh", "--view1"), "--refresh needs a pack"),
         (("export", ".", "--output", "a.onnx", "--precision", "int4"), "not one of fp32, fp16"),
         (("compare", "softmaxx", "--data", ".", "--output", "runs"), "unknown loss softmaxx"),
-        (("compare", "cosface", "--data", ".", "--output", "runs", "--grid", "16"), "--grid needs section.key"),
         (
             ("compare", "cosface", "--data", ".", "--output", "runs", "--grid", "a.b=1", "--grid", "a.b=2"),
             "names a setting twice",
@@ -109,8 +104,7 @@ def test_the_number_of_photos_chooses_the_recipe(
     people = write_people(tmp_path / "people", images=8, side=112)
     stop("run", "--data", "people", "--epochs", "1")
     few = read_run_config(tmp_path / "runs" / "people")
-    assert (few.name, few.loop.optimizer, few.loop.batch_size) == ("few", "adamw", 16)
-    assert (few.loop.epochs, few.distill.teacher, few.distill.weight) == (1, BUNDLED_PACK, 30)
+    assert (few.name, few.loop.batch_size, few.loop.epochs, few.distill.teacher) == ("few", 16, 1, BUNDLED_PACK)
     assert few.data.manifest is None and few.data.aligned
     for i in range(200):  # the same command goes on, though so many would get larger batches
         shutil.copy(people / "p0" / "0.png", people / "p1" / f"more{i}.png")
@@ -119,9 +113,7 @@ def test_the_number_of_photos_chooses_the_recipe(
     monkeypatch.setattr(commands, "SMALL_SET_IMAGES", 20)
     stop("run", "--data", "people", "--output", "runs/large")
     stop("run", "few", "--data", "people", "--output", "runs/named")
-    large, named = (config for config, _ in begun[2:])
-    assert (large.name, large.loop.optimizer, large.distill.teacher) == ("compact", "sgd", None)
-    assert named.name == "few"
+    assert [config.name for config, _ in begun[2:]] == ["compact", "few"]
 
 
 def test_the_bundled_pack_aligns_photos_that_are_no_crops(
@@ -186,26 +178,15 @@ def test_a_full_disk_is_one_line(tmp_path: Path, size_kb: int, file: str) -> Non
     assert ".partial" not in done.stdout
 
 
-def test_losses_are_listed_with_their_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_losses_and_bounds_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     call("losses")
     printed = capsys.readouterr().out
-    assert all(name in printed for name in (*HEADS, *TERMS))
-    assert "margin=0.35" in printed
-
-
-def test_bounds_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert all(name in printed for name in (*HEADS, *TERMS, "margin=0.35"))
     call("bounds", "--classes", "10575")
     printed = capsys.readouterr().out
     assert all(value in printed for value in ("11.46", "13.1", "13.4", "12.79"))
     call("bounds", "--classes", "10")
     assert "inflection" not in capsys.readouterr().out
-
-
-def test_bounds_start_without_torch() -> None:
-    code = "import os, sys; os._exit = lambda code: None\n"
-    code += "sys.argv = ['kith-train', 'bounds', '--classes', '9']; from training.cli import main\n"
-    code += "main()\nassert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
 
 
 def test_no_process_is_left_after_the_last_line() -> None:

@@ -33,22 +33,17 @@ def config(tmp_path: Path) -> RunConfig:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: LoopConfig(learning_rate=0),
-        lambda: LoopConfig(schedule="linear"),  # type: ignore[arg-type]
         lambda: LoopConfig(milestones=(0.5, 1.0)),
-        lambda: LoopConfig(class_sampling=1.5),
-        lambda: BackboneConfig(stem=4),
         lambda: BackboneConfig(dropout=0.4),
         lambda: AugmentConfig(rotation_deg=90),
         lambda: TermConfig("intra", -1.0),
         lambda: DistillConfig(Path("/no/such/teacher")),
         lambda: DataConfig(Path("/no/such/folder")),
-        lambda: DataConfig(Path("/no/such/train.rec")),
-        lambda: DistillConfig(Path("/"), weight=0),
+        lambda: DataConfig(Path("/"), held_out_people=0.6),
     ],
 )
 def test_invalid_settings_are_named(make: Callable[[], object]) -> None:
-    with pytest.raises(ConfigError, match=r"(loop|head|data|backbone|augment|terms?|distill)\."):
+    with pytest.raises(ConfigError, match=r"(loop|data|backbone|augment|terms?|distill)\."):
         make()
 
 
@@ -94,13 +89,10 @@ def test_settings_are_overridden_by_text(config: RunConfig) -> None:
     [
         ("loop.epoch", "3", r"unknown setting 'loop.epoch'. Did you mean loop.epochs\?"),
         ("loop.epochs", "many", "loop.epochs"),
-        ("loop.epochs", "1.5", "loop.epochs"),
-        ("loop.optimizer", "lion", "loop.optimizer"),
         ("loop.batch_size", "1", "loop.batch_size: Input should be greater than or equal to 2, not 1"),
         ("loops.epochs", "1", r"Did you mean loop\.epochs\?"),
         ("backbone.widths", "[8]", "backbone.widths"),
         ("data.root", "/no/such", "does not exist"),
-        ("terms.intra", "-1", "greater than 0, not -1"),
         ("validation", "/no/such.bin", "validation.0: Path does not point to a file, not /no/such.bin"),
         ("data.images_per_person", "3", "multiple of 3"),
     ],
@@ -149,32 +141,36 @@ def test_a_file_of_unknown_settings_is_refused(config: RunConfig, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "backbone", "head", "margin", "batch", "rate", "decay", "warmup", "sampling"),
+    ("name", "head", "published"),
     [
-        ("ms1mv3-r50", "iresnet50", "arcface", 0.5, 1024, 0.1, 5e-4, 0.0, 1.0),
-        ("ms1mv3-r100", "iresnet100", "arcface", 0.5, 1024, 0.1, 5e-4, 0.0, 1.0),
-        ("glint360k", "iresnet100", "cosface", 0.4, 1024, 0.1, 1e-4, 0.0, 1.0),
-        ("webface42m", "iresnet100", "cosface", 0.4, 4096, 0.3, 5e-4, 0.05, 0.2),
+        ("ms1mv3-r50", HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}), ("iresnet50", 1024, 5e-4, 1.0, 0.0, 0.1)),
+        (
+            "ms1mv3-r100",
+            HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
+            ("iresnet100", 1024, 5e-4, 1.0, 0.0, 0.1),
+        ),
+        ("glint360k", HeadConfig("cosface", {"scale": 64.0, "margin": 0.4}), ("iresnet100", 1024, 1e-4, 1.0, 0.0, 0.1)),
+        (
+            "webface42m",
+            HeadConfig("cosface", {"scale": 64.0, "margin": 0.4}),
+            ("iresnet100", 4096, 5e-4, 0.2, 0.05, 0.3),
+        ),
     ],
 )
 def test_published_recipes_have_the_published_schedule(
-    tmp_path: Path,
-    name: str,
-    backbone: str,
-    head: str,
-    margin: float,
-    batch: int,
-    rate: float,
-    decay: float,
-    warmup: float,
-    sampling: float,
+    tmp_path: Path, name: str, head: HeadConfig, published: tuple[str, int, float, float, float, float]
 ) -> None:
     made = RECIPES[name](tmp_path, tmp_path / "run", None)
-    loop = made.loop
-    assert (made.name, made.backbone.name, made.backbone.embedding_dim) == (name, backbone, 512)
-    assert made.head == HeadConfig(head, {"scale": 64.0, "margin": margin})
-    assert (loop.batch_size, loop.learning_rate, loop.weight_decay) == (batch, rate, decay)
-    assert (loop.epochs, loop.warmup, loop.momentum, loop.class_sampling) == (20, warmup, 0.9, sampling)
+    loop, (*_, warmup, rate) = made.loop, published
+    found = (
+        made.backbone.name,
+        loop.batch_size,
+        loop.weight_decay,
+        loop.class_sampling,
+        loop.warmup,
+        loop.learning_rate,
+    )
+    assert (made.head, found, loop.epochs, made.backbone.embedding_dim) == (head, published, 20, 512)
     # The rate falls linearly to 0 after the warm-up.
     rates = [learning_rate(step, 1000, loop) for step in (999, 525, round(1000 * warmup))]
     assert rates == pytest.approx([rate * 1 / (1000 - 1000 * warmup), rate * 475 / (1000 - 1000 * warmup), rate])

@@ -27,12 +27,10 @@ from models.vision.recognition import Recognizer
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
-from tests.training.mxnet_files import write_bin
 from tests.training.runs import TINY, as_set, tiny_run, with_mirror, write_people
 from training.config import AugmentConfig, ConfigError, DataConfig, RunConfig
 from training.data.augment import augment, draw_uniforms
 from training.data.identities import load_identities
-from training.data.preflight import preflight
 from training.evaluation.embedding import Embedder, load_embedder, teacher_embeddings, torch_embedder
 from training.export.packing import calibrate_pack, export_run
 from training.optimization.loop import to_tensor
@@ -142,31 +140,6 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         config = replace(run_of_size(people, tmp_path / "run").data, workers=workers)
         with pytest.raises(ConfigError, match=r"is 112x112, not a 144x144 crop\. Set data\.crop_px"):
             load_identities(config, tmp_path / "cache").crops_NHWC[:1]
-
-
-def test_crops_are_inspected_at_their_size(tmp_path: Path) -> None:
-    people = write_people(tmp_path / "people", side=SIDE)
-    config = DataConfig(people, None)
-    (warning,) = (text for text in preflight(config).warnings if "are not" in text)
-    assert "are not 112x112" in warning
-    assert "set data.crop_px to the side of your crops" in warning
-    assert not preflight(replace(config, crop_px=SIDE)).wrong_size
-
-
-def test_streamed_crops_and_validation_sets_have_the_size(tmp_path: Path, rng: np.random.Generator) -> None:
-    people = write_people(tmp_path / "people", side=SIDE)
-    image = cv2.imencode(".png", rng.integers(0, 255, (112, 112, 3), dtype=np.uint8))[1].tobytes()
-    other = cv2.imencode(".png", rng.integers(0, 255, (112, 112, 3), dtype=np.uint8))[1].tobytes()
-    write_bin(tmp_path / "pairs.bin", [image, image, image, other] * 10, [True, False] * 10)
-    plain = run_of_size(people, tmp_path / "plain")
-    streamed = replace(plain, output=tmp_path / "streamed", data=replace(plain.data, workers=1))
-    for config in (plain, streamed):
-        train_recognizer(replace(config, validation=(tmp_path / "pairs.bin",)))
-    losses = [(tmp_path / name / "losses.csv").read_text() for name in ("plain", "streamed")]
-    assert [line.split(",")[1] for line in losses[0].splitlines()] == [
-        line.split(",")[1] for line in losses[1].splitlines()
-    ]
-    assert "pairs accuracy" in (tmp_path / "plain" / "validation.csv").read_text()
 
 
 def test_teachers_see_crops_of_their_own_size(

@@ -16,24 +16,12 @@ from tools import paper_figures as figures
 from tools.paper_figures import (
     PEOPLE,
     Toy,
-    acceptance,
     arcs_rad,
-    misleading_triple,
     probability,
-    target_curve,
-    train_toy,
 )
 from training.bounds import fixed_scale
-from training.config import ConfigError
 from training.evaluation.lfw import LfwCrops
-from training.evaluation.metrics import Floats
-from training.losses import ArcFace, CosFace, CosineHead, NormFace, SphereFace
 from training.run.train import train_recognizer
-
-
-@pytest.fixture(scope="module")
-def softmax() -> Toy:
-    return train_toy("softmax_no_bias")
 
 
 @pytest.mark.long
@@ -60,11 +48,6 @@ def test_every_figure_is_drawn(tmp_path: Path, rng: np.random.Generator, monkeyp
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in output.iterdir())
 
 
-def test_a_run_without_angles_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"logged no angles"):
-        figures.draw_run(tmp_path)
-
-
 def test_probability_is_the_papers() -> None:
     theta = np.array([0.3, 0.8, 1.4])
     for s, m in ((13.1, 0.0), (30.0, 0.4)):
@@ -74,25 +57,6 @@ def test_probability_is_the_papers() -> None:
     assert probability(np.array([0.001]), 5.0, 0.0)[0] < 0.05
     assert probability(np.array([math.radians(75)]), 64.0, 0.0)[0] > 0.95
     assert probability(np.array([math.pi / 4]), fixed_scale(10_575), 0.0)[0] == pytest.approx(0.5)
-
-
-def test_a_margin_opens_between_the_classes() -> None:
-    angles = np.radians(np.arange(0.5, 90))
-    np.testing.assert_allclose(target_curve(CosFace(2, 2), angles), np.cos(angles) - 0.35)
-
-    def regions(head: CosineHead) -> Floats:
-        return acceptance(target_curve(head, angles), np.cos(angles))
-
-    heads = (NormFace(2, 2), SphereFace(2, 2), ArcFace(2, 2), CosFace(2, 2))
-    between = [float((regions(head) == 0).mean()) for head in heads]
-    assert between[0] == 0
-    assert 0.2 < between[1] < 0.5 < between[2] < 0.6
-    # ArcFace's margin has constant width, 0.5 radians to either side; CosFace's is wider near the center.
-    row = regions(ArcFace(2, 2))[60]  # the angle to class 2 is 60.5 degrees
-    assert np.count_nonzero(row == 0) == pytest.approx(np.degrees(0.5) + 29.5, abs=1.5)
-    assert (row[: int(60.5 - np.degrees(0.5))] == 1).all()
-    cosface = regions(CosFace(2, 2))
-    assert (cosface[30] == 0).sum() > (cosface[60] == 0).sum()
 
 
 def test_cosface_has_a_constant_margin_in_cosine_space() -> None:
@@ -111,20 +75,6 @@ def test_cosface_has_a_constant_margin_in_cosine_space() -> None:
     a_softmax = regions["A-softmax, m = 4"]
     assert (a_softmax[100] == 0).mean() > 0.8
     assert (np.diag(a_softmax)[1:-1] == 0).all()
-
-
-def test_a_margin_narrows_the_arcs(softmax: Toy) -> None:
-    arcface = train_toy("arcface", options={"scale": 16.0, "margin": 0.5, "beyond": "continuous"})
-    without, with_margin = (np.degrees(np.diff(arcs_rad(toy), axis=1)) for toy in (softmax, arcface))
-    assert with_margin.mean() < without.mean() - 5
-
-
-def test_distances_of_softmax_mislead(softmax: Toy) -> None:
-    first, second, third = misleading_triple(softmax)
-    labels, x = softmax.labels_N, softmax.x_N2
-    assert labels[first] != labels[second] == labels[third]
-    assert 2 * np.linalg.norm(x[first] - x[second]) < np.linalg.norm(x[second] - x[third])
-    np.testing.assert_array_equal(train_toy("softmax_no_bias").x_N2, x)  # equal seeds, equal toys
 
 
 def test_arcs_cover_the_embeddings() -> None:

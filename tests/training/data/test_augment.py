@@ -50,15 +50,6 @@ def test_a_slice_is_augmented_as_in_its_batch(crops: Tensor) -> None:
     assert torch.equal(crops, before)
 
 
-def test_the_range_is_kept(crops: Tensor) -> None:
-    for step in range(4):
-        out = augment(crops, draw_uniforms(len(crops), 5, step), replace(ALL, brightness=0.9, contrast=0.9))
-        assert out.dtype == torch.float32
-        assert out.shape == crops.shape
-        assert -1 <= out.min() < -0.9
-        assert 0.9 < out.max() <= 1
-
-
 def test_zero_probabilities_change_nothing(crops: Tensor) -> None:
     assert torch.equal(augment(crops, draw_uniforms(len(crops), 1, 1), OFF), crops)
 
@@ -71,8 +62,11 @@ def test_a_probability_is_a_share_of_images(kind: str) -> None:
     assert 90 <= int(changed.sum()) <= 150
 
 
-def test_flip(crops: Tensor) -> None:
+def test_flip_and_gray(crops: Tensor) -> None:
     assert torch.equal(augment(crops, uniforms(24), replace(OFF, flip=1.0)), crops.flip(3))
+    out = augment(crops, uniforms(24), replace(OFF, gray=1.0))
+    assert torch.equal(out, out[:, :1].expand_as(out))
+    assert out.std() > 0.1
 
 
 def test_a_shift_of_whole_pixels_moves_them(crops: Tensor) -> None:
@@ -100,13 +94,6 @@ def test_brightness_and_contrast(crops: Tensor) -> None:
     assert torch.allclose(brighter, (crops + 0.1).clamp(-1, 1), atol=1e-6)
     flatter = augment(crops, uniforms(24, CONTRAST=0.0), replace(OFF, contrast=0.25))
     assert torch.allclose(flatter, crops * 0.75, atol=1e-6)
-
-
-def test_gray_has_equal_channels(crops: Tensor) -> None:
-    out = augment(crops, uniforms(24), replace(OFF, gray=1.0))
-    assert torch.equal(out[:, 0], out[:, 1])
-    assert torch.equal(out[:, 0], out[:, 2])
-    assert out.std() > 0.1
 
 
 def test_low_resolution_has_three_sides(crops: Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import pickle
 import pickletools
+import re
 import shutil
 import struct
 from collections.abc import Callable, Sequence
@@ -67,26 +68,23 @@ def test_folder_and_manifest_are_read_alike(folder: Path) -> None:
     [
         ("file,identity\np0/0.png,René\n".encode("latin-1"), "Save it as CSV in UTF-8"),
         (b"file,identity\np0/0.png\n", "line 2 has too few columns"),
+        (b"file,name\n", "has no column"),
+        (b"\n", "has no column"),
+        (b"file,identity\np0/9.png,a\np0/0.png,a\np1/0.png,b\np1/1.png,b\n", "p0/9.png cannot be read (No such file"),
     ],
 )
-def test_a_manifest_that_cannot_be_read(folder: Path, content: bytes, message: str) -> None:
+def test_a_manifest_that_cannot_be_read(folder: Path, tmp_path: Path, content: bytes, message: str) -> None:
     (folder / "manifest.csv").write_bytes(content)
-    with pytest.raises(ConfigError) as raised:
-        list_identities(DataConfig(folder))
-    assert message in str(raised.value)
-    assert str(raised.value).count("manifest.csv") == 1
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_identities(DataConfig(folder), tmp_path / "cache")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_manifest(folder: Path) -> None:
     (folder / "manifest.csv").write_bytes("file,identity\np0/0.png,René\np1/0.png,b\n".encode("utf-8-sig"))
     assert list_identities(DataConfig(folder, min_images=1)).names == ("René", "b")
     (folder / "exclude.txt").write_bytes(b"Ren\xe9/0.png\n")
     with pytest.raises(ConfigError, match=r"exclude\.txt cannot be read"):
         list_identities(DataConfig(folder, manifest=None, exclude=folder / "exclude.txt"))
-
-
-@pytest.mark.parametrize("header", ["file,name", ""])
-def test_a_manifest_without_its_columns(folder: Path, header: str) -> None:
-    (folder / "manifest.csv").write_text(header + "\n")
-    with pytest.raises(ConfigError, match="has no column"):
-        list_identities(DataConfig(folder))
 
 
 def test_people_with_too_few_images_are_excluded(folder: Path) -> None:
@@ -113,12 +111,6 @@ def test_a_damaged_or_unaligned_image_is_named(folder: Path, tmp_path: Path) -> 
     assert len(load_identities(by_folder(folder), tmp_path / "cache")) == 24
 
 
-def test_a_file_of_the_manifest_that_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
-    (folder / "manifest.csv").write_text("file,identity\np0/0.png,a\np0/9.png,a\np1/0.png,b\np1/1.png,b\n")
-    with pytest.raises(ConfigError, match=r"p0/9\.png cannot be read \(No such file"):
-        load_identities(DataConfig(folder), tmp_path / "cache")
-
-
 def test_photos_are_aligned_by_a_detector(
     tmp_path: Path,
     detector: Detector,
@@ -136,10 +128,6 @@ def test_photos_are_aligned_by_a_detector(
     assert data.crops_NHWC.shape[1:] == (112, 112, 3)
     with pytest.raises(ConfigError, match="need a detector"):
         load_identities(config, tmp_path / "empty")
-    assert preflight(config).warnings == (
-        f"1 images are labeled as more than one person, first {tmp_path}/photos/a/2.png = {tmp_path}/photos/b/2.png: "
-        "correct the labels, or merge the people if they are one",
-    )
 
 
 @pytest.mark.parametrize("suffix", [".png", ".webp", ".jpg"])
@@ -157,13 +145,6 @@ def test_a_record_file_gives_the_crops_of_its_images(tmp_path: Path, crops: NDAr
         assert np.abs(colors[0] - colors[1]).max() < 3
 
 
-def test_a_record_of_another_size_is_named(tmp_path: Path) -> None:
-    image = encoded(np.zeros((96, 112, 3), np.uint8))
-    write_faces(tmp_path / "train.rec", [image] * 4, [0, 0, 1, 1])
-    with pytest.raises(ConfigError, match=r"train\.rec, record 1 is 112x96, not a 112x112 crop"):
-        load_identities(DataConfig(tmp_path / "train.rec"), tmp_path / "cache")
-
-
 def test_the_cache_is_built_once_and_again_when_an_image_changes(
     folder: Path, tmp_path: Path, crops: NDArray[np.uint8]
 ) -> None:
@@ -176,13 +157,10 @@ def test_the_cache_is_built_once_and_again_when_an_image_changes(
     assert np.array_equal(load_identities(config, cache).crops_NHWC[0], 255 - crops[0])
 
 
-def test_a_valid_set_gives_no_warning(folder: Path) -> None:
-    found = preflight(by_folder(folder))
-    assert (found.people, found.images, found.checked, found.images_per_person) == (6, 24, 24, (4, 4.0, 4))
-    assert found.warnings == ()
-
-
 def test_preflight_finds_everything_at_once(folder: Path, crops: NDArray[np.uint8]) -> None:
+    valid = preflight(by_folder(folder))
+    assert (valid.people, valid.images, valid.checked, valid.images_per_person) == (6, 24, 24, (4, 4.0, 4))
+    assert valid.warnings == ()
     (folder / "p0" / "0.png").write_bytes(b"broken")
     (folder / "p0" / "1.png").write_bytes(encoded(np.zeros((96, 112, 3), np.uint8)))
     shutil.copy(folder / "p1" / "0.png", folder / "p1" / "1.png")
@@ -202,6 +180,10 @@ def test_preflight_finds_everything_at_once(folder: Path, crops: NDArray[np.uint
         assert words in said
     assert len(found.warnings) == 5
     assert preflight(replace(by_folder(folder), aligned=False)).wrong_size == ()
+    (folder / "p5" / "3.png").write_bytes(b"broken")
+    sampled = preflight(by_folder(folder), sample=3)
+    assert (sampled.images, sampled.checked) == (24, 3)
+    assert [reason.split()[0][-8:] for reason in sampled.unreadable] == ["p0/0.png", "p5/3.png"]
 
 
 def test_preflight_counts_unused_labels(tmp_path: Path, crops: NDArray[np.uint8]) -> None:
@@ -209,18 +191,6 @@ def test_preflight_counts_unused_labels(tmp_path: Path, crops: NDArray[np.uint8]
     found = preflight(DataConfig(tmp_path / "train.rec"))
     assert found.unused_labels == 3
     assert found.warnings[0].startswith("3 labels have no image")
-
-
-def test_preflight_of_a_sample(folder: Path) -> None:
-    (folder / "p0" / "0.png").write_bytes(b"broken")
-    (folder / "p5" / "3.png").write_bytes(b"broken")
-    (folder / "p0" / "1.png").write_bytes(b"broken")
-    found = preflight(by_folder(folder), sample=3)
-    assert (found.images, found.checked) == (24, 3)
-    assert [reason.split()[0] for reason in found.unreadable] == [
-        str(folder / "p0" / "0.png"),
-        str(folder / "p5" / "3.png"),
-    ]
 
 
 def as_python2(pickled: bytes) -> bytes:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import ExifTags, Image
+from PIL import Image
 
-from models.vision.photo_files import list_photos, visible_subfolders
+from models.vision.photo_files import list_photos
 from models.vision.photo_reading import PhotoReader
-from service.inference.images import ImageLimits
-from tests.service.inference.decoders import FORMATS, decode
+from tests.service.inference.decoders import FORMATS
 from tests.service.inference.image_files import HEIC, SMALL, encode, heic
 from tests.training.runs import IMAGES, PEOPLE, SIDE, losses, tiny_run, write_people
 from training.config import ConfigError, DataConfig
@@ -110,16 +109,6 @@ def test_a_name_in_two_unicode_forms_is_refused(tmp_path: Path, in_manifest: boo
     assert "training refuses the set: 1 names of people" in found.warnings[0]
 
 
-def test_a_byte_and_its_escape_are_two_names(folder: Path) -> None:
-    (folder / "p3").rename(folder / LATIN1)
-    (folder / "p4").rename(folder / "Ren\\xe9")
-    with pytest.raises(ConfigError, match=r"first Ren\\\\xe9 = Ren\\udce9 \(escaped\)"):
-        list_identities(by_folder(folder))
-    found = preflight(by_folder(folder))
-    assert (found.people, found.clashes) == (PEOPLE, (("Ren\\\\xe9", "Ren\\udce9"),))
-    assert str(found.warnings).encode()  # can be printed
-
-
 def test_a_folder_name_that_is_not_utf_8(folder: Path, tmp_path: Path) -> None:
     (folder / "p3").rename(folder / LATIN1)
     (folder / LATIN1 / "0.png").rename(folder / LATIN1 / f"{LATIN1}.png")
@@ -128,6 +117,10 @@ def test_a_folder_name_that_is_not_utf_8(folder: Path, tmp_path: Path) -> None:
     assert data.names.index("Ren\\xe9") == 0
     assert len(data) == PEOPLE * IMAGES
     assert preflight(config).unreadable == ()
+    (folder / "p4").rename(folder / "Ren\\xe9")  # whose name is shown alike
+    with pytest.raises(ConfigError, match=r"first Ren\\\\xe9 = Ren\\udce9 \(escaped\)"):
+        list_identities(config)
+    (folder / "Ren\\xe9").rename(folder / "p4")
     (folder / LATIN1 / f"{LATIN1}.png").write_bytes(b"broken")
     with pytest.raises(ConfigError) as raised:
         load_identities(config, tmp_path / "cache")
@@ -156,20 +149,6 @@ def test_the_formats_of_the_service_are_decoded() -> None:
 
 def deep_gray() -> Image.Image:
     return Image.fromarray(np.asarray(SMALL.convert("L")).astype(np.uint16) << 8)
-
-
-def test_a_heic_is_upright_as_in_the_service() -> None:
-    for orientation in (3, 6):
-        exif = Image.Exif()
-        exif[ExifTags.Base.Orientation] = orientation
-        payload = heic(SMALL, exif=exif.tobytes())
-        np.testing.assert_array_equal(decode_rgb(payload, "1.heic"), decode(payload, ImageLimits(1_000_000, 1_000_000)))
-
-
-def test_hidden_folders_are_no_instruments(tmp_path: Path) -> None:
-    for name in ("print", "screen", ".ipynb_checkpoints", "__MACOSX"):
-        (tmp_path / name).mkdir()
-    assert [folder.name for folder in visible_subfolders(tmp_path)] == ["print", "screen"]
 
 
 def test_photos_without_names_follow_the_same_rule(folder: Path) -> None:

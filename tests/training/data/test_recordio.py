@@ -50,12 +50,9 @@ def test_the_image_header_is_that_of_mxnet() -> None:
         read, image = unpack(pack(labels, b"jpeg", 9))
         assert read.tolist() == np.atleast_1d(labels).tolist()
         assert image == b"jpeg"
-
-
-@pytest.mark.parametrize("record", [b"short", pack([1.0, 2.0], b"", 0)[:-1]])
-def test_an_invalid_image_record_is_rejected(record: bytes) -> None:
-    with pytest.raises(ConfigError, match=f"{len(record)} bytes"):
-        unpack(record)
+    for record in (b"short", pack([1.0, 2.0], b"", 0)[:-1]):
+        with pytest.raises(ConfigError, match=f"{len(record)} bytes"):
+            unpack(record)
 
 
 def test_a_face_set_of_insightface(path: Path) -> None:
@@ -114,13 +111,6 @@ def test_damage_is_reported_with_its_position(path: Path) -> None:
         RecordFile(path)
 
 
-def test_an_index_into_the_middle_of_a_record(path: Path) -> None:
-    path.write_bytes(WHOLE + CUT)
-    path.with_suffix(".idx").write_text("0\t28\n")
-    with pytest.raises(ConfigError, match="no record at byte 28"):
-        RecordFile(path).read(0)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -129,14 +119,15 @@ def test_an_index_into_the_middle_of_a_record(path: Path) -> None:
         ("0\tx\n", "not an index"),
         ("0\t1\t2\n", "3 columns"),
         ("0\t-1\n", "outside"),
+        ("0\t28\n", "no record at byte 28"),  # the middle of one
     ],
 )
 def test_an_invalid_index_is_rejected(path: Path, text: str | None, message: str) -> None:
-    path.write_bytes(WHOLE)
+    path.write_bytes(WHOLE + CUT)
     if text is not None:
         path.with_suffix(".idx").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        RecordFile(path)
+        RecordFile(path).read(0)
 
 
 def test_concurrent_reads_are_correct(path: Path, rng: np.random.Generator) -> None:

@@ -9,8 +9,8 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.training.runs import SIDE, tiny_run
-from training.config import ConfigError, DataConfig
+from tests.training.runs import SIDE
+from training.config import DataConfig
 from training.data import split as split_module
 from training.data.identities import IdentitySet, load_identities
 from training.data.split import Split, split_identities
@@ -111,20 +111,3 @@ def test_large_sets_hold_out_a_limited_number(tmp_path: Path, monkeypatch: pytes
     assert found.people is not None
     assert len(found.people) == 3 * PHOTOS
     assert len(found.train) > 65
-
-
-def test_streamed_crops_are_split_alike(tmp_path: Path) -> None:
-    root = write_photos(tmp_path / "photos")
-    whole = split(root, tmp_path / "cache")
-    config = DataConfig(root, None, crop_px=SIDE, workers=1, held_out_people=0.2, held_out_photos=0.2)
-    streamed = split_identities(load_identities(config, tmp_path / "cache"), config, 7)
-    for one, other in ((whole.people, streamed.people), (whole.photos, streamed.photos), (whole.train, streamed.train)):
-        assert members(one) == members(other)
-
-
-@pytest.mark.parametrize("name", ["held_out_people", "held_out_photos"])
-def test_shares_are_checked(tmp_path: Path, name: str) -> None:
-    config = tiny_run(tmp_path, tmp_path / "run")
-    for wrong in ("-0.1", "0.6"):
-        with pytest.raises(ConfigError, match=f"data.{name}: Input should be"):
-            config.overridden({f"data.{name}": wrong})

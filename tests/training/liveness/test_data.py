@@ -35,6 +35,7 @@ def folders(tmp_path: Path, astronaut: Photo) -> tuple[Path, Path]:
     put(np.ascontiguousarray(astronaut[60:200, 165:290]), attack / "screen" / "grace.jpg")
     put(astronaut, attack / "screen" / "ada.jpg")
     (attack / "print" / "notes.txt").write_text("not a photo")
+    (attack / ".ipynb_checkpoints").mkdir()
     return live, attack
 
 
