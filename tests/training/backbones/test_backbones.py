@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Sequence
-from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,7 +17,6 @@ from training.backbones.iresnet import DEPTHS, Block
 from training.backbones.mobilefacenet import Bottleneck
 from training.backbones.vit import VisionTransformer
 from training.config import BackboneConfig, BackboneName
-from training.export.onnx_export import export_recognizer
 
 SMALL: tuple[BackboneName, ...] = ("thin_iresnet", "iresnet18", "mobilefacenet")
 
@@ -87,18 +83,6 @@ def test_checkpoints_of_thin_networks_stay_readable() -> None:
     assert list(ThinIResNet().state_dict()) == names
 
 
-def iresnet_parameters(depths: Sequence[int], embedding_dim: int) -> int:
-    """Count parameters by layer: k*k*in*out per convolution, two per batch-norm channel, one per PReLU."""
-    count = 3 * 3 * 3 * 64 + 2 * 64 + 64
-    channels = 64
-    for width, depth in zip((64, 128, 256, 512), depths, strict=True):
-        count += channels * width + 2 * width  # the shortcut of the first block
-        for _ in range(depth):
-            count += 2 * channels + 9 * channels * width + 2 * width + width + 9 * width * width + 2 * width
-            channels = width
-    return count + 2 * 512 + (512 * 7 * 7 + 1) * embedding_dim + 2 * embedding_dim
-
-
 @pytest.mark.parametrize(
     ("name", "published_millions"),
     [("iresnet18", 24.03), ("iresnet34", 34.14), ("iresnet50", 43.59), ("iresnet100", 65.16)],
@@ -106,7 +90,6 @@ def iresnet_parameters(depths: Sequence[int], embedding_dim: int) -> int:
 def test_iresnets_have_their_published_sizes(name: str, published_millions: float) -> None:
     with torch.device("meta"):
         count = sum(p.numel() for p in IResNet(DEPTHS[name]).parameters())
-    assert count == iresnet_parameters(DEPTHS[name], 512)
     assert round(count / 1e6, 2) == published_millions
 
 
@@ -139,19 +122,9 @@ def test_mobilefacenet_costs_what_is_published() -> None:
         assert round(multiply_adds(backbone) / 1e6) == 221
     count = sum(p.numel() for p in backbone.parameters())
     norms = sum(m.num_features for m in backbone.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d))
-    assert count == mobilefacenet_parameters()
     # As deployed: batch norm folds into the linear layer before it, which leaves its shift.
     assert round((count - norms) / 1e6, 2) == 0.99
     assert round((count - norms) * 4 / 1e6, 1) == 4.0
-
-
-def mobilefacenet_parameters() -> int:
-    """Count parameters by row of Table 1: three per channel beside the kernel with PReLU, two if linear."""
-    count = 9 * 3 * 64 + 3 * 64 + 9 * 64 + 3 * 64
-    rows = [(64, 128, 64)] * 5 + [(64, 256, 128)] + [(128, 256, 128)] * 6 + [(128, 512, 128)] + [(128, 256, 128)] * 2
-    for channels, expanded, out in rows:
-        count += channels * expanded + 3 * expanded + 9 * expanded + 3 * expanded + expanded * out + 2 * out
-    return count + 128 * 512 + 3 * 512 + 7 * 7 * 512 + 2 * 512 + 512 * 128 + 2 * 128
 
 
 def test_strides_match_the_papers() -> None:
@@ -236,18 +209,6 @@ def test_checkpointed_blocks_save_memory(name: BackboneName) -> None:
     whole = saved_bytes(backbone)
     checkpoint_blocks(backbone)
     assert saved_bytes(backbone) < 0.5 * whole
-
-
-@pytest.mark.long  # a narrow MobileFaceNet is exported by test_arcface_torch, a thin IResNet by test_own_photos
-@pytest.mark.parametrize("name", ["iresnet18", "mobilefacenet"])
-def test_exports_agree_with_torch(name: BackboneName, tmp_path: Path, rng: np.random.Generator) -> None:
-    torch.manual_seed(0)
-    backbone = build_backbone(BackboneConfig(name))
-    images = crops(12)
-    backbone(images)  # give batch norm statistics of its own
-    assert export_recognizer(backbone, images, tmp_path / "r.onnx", {}) >= 0.999
-    parameters = sum(p.numel() for p in backbone.parameters())
-    assert (tmp_path / "r.onnx").stat().st_size < 2.1 * parameters + 200_000
 
 
 def test_vits_have_their_published_costs() -> None:

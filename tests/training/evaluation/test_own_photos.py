@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import shutil
 from pathlib import Path
 
 import cv2
@@ -13,12 +11,10 @@ import pytest
 
 from models.pack.loading import BUNDLED_PACK
 from models.vision.detection import Detector
-from models.vision.recognition import Recognizer
 from tests.conftest import photo_array
 from tests.training.runs import SIDE
 from training.cli.commands import app
 from training.config import ConfigError
-from training.evaluation.people import evaluate_people
 from training.run import people as people_module
 
 
@@ -65,33 +61,6 @@ def test_a_pack_is_measured_on_photos(
     assert "rank-1" in found["rates"]
     assert "TAR at FAR 0.01 needs 100 pairs of different people, not 9" in found["too_small"][0]
     assert report.with_suffix(".png").read_bytes() == picture.read_bytes()
-
-
-def test_crops_of_a_manifest_give_the_figures_of_the_network(
-    data: Path,
-    recognizer: Recognizer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with (data / "celeba" / "manifest.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))[:60]
-    root = tmp_path / "crops"
-    root.mkdir()
-    with (root / "manifest.csv").open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(("file", "identity"))
-        for row in rows:
-            shutil.copy(data / "celeba" / row["file"], root / Path(row["file"]).name)
-            writer.writerow((Path(row["file"]).name, row["identity"]))
-    printed = call(capsys, "evaluate", BUNDLED_PACK, "--people", root, "--aligned")
-    crops = np.stack([cv2.imread(str(data / "celeba" / row["file"]))[..., ::-1] for row in rows])  # type: ignore[index]
-    labels = np.unique([row["identity"] for row in rows], return_inverse=True)[1]
-    expected = evaluate_people(recognizer.embed(np.ascontiguousarray(crops)), labels)
-    rank1 = expected.rates["rank-1"]
-    assert isinstance(rank1, float)
-    assert f"rank-1 │ {rank1:.2%}" in printed
 
 
 def test_a_run_and_its_export_agree(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
