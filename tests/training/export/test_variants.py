@@ -26,17 +26,12 @@ def test_variants_agree_with_fp32(engine: str, pack: ModelPack, group: NDArray[n
         pytest.skip(f"{engine} is not installed")
     seen: list[tuple[Detections, NDArray[np.float32]]] = []
     for choice in (EngineChoice("onnxruntime", "fp32", ""), EngineChoice(engine, "int8", "")):  # type: ignore[arg-type]
-        detector = Detector(open_with_engine(pack.detection, choice, EnginePreference()), pack.detection)
-        (faces,) = detector.detect([group])
-        crops = align(group, (seen[0][0] if seen else faces).landmarks_xy)
-        seen.append(
-            (
-                faces,
-                Recognizer(open_with_engine(pack.recognition, choice, EnginePreference()), pack.recognition).embed(
-                    crops
-                ),
-            )
+        detection, recognition = (
+            open_with_engine(spec, choice, EnginePreference()) for spec in (pack.detection, pack.recognition)
         )
+        (faces,) = Detector(detection, pack.detection).detect([group])
+        crops = align(group, (seen[0][0] if seen else faces).landmarks_xy)
+        seen.append((faces, Recognizer(recognition, pack.recognition).embed(crops)))
     (faces, vectors), (others, other_vectors) = seen
     assert len(faces) == len(others) > 1
     for row in range(len(faces)):

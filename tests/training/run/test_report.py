@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from scipy.stats import norm
@@ -37,14 +36,6 @@ def lfw(tmp_path: Path, rng: np.random.Generator) -> LfwResult:
     vectors = mean_colors(crops) * found[:, None]
     embeddings = Embeddings(files, vectors.astype(np.float32), found)
     return evaluate_lfw_embeddings(embeddings, tmp_path / "lfw")
-
-
-@pytest.fixture
-def losses(tmp_path: Path) -> Path:
-    path = tmp_path / "losses.csv"
-    lines = [f"{step},{10 / step},{0.1 - step / 1000},{64.0}" for step in range(1, 101)]
-    path.write_text("\n".join(["step,loss,learning_rate,scale", *lines]) + "\n")
-    return path
 
 
 def test_a_report_has_every_figure_and_one_picture(lfw: LfwResult, tmp_path: Path) -> None:
@@ -108,51 +99,24 @@ def test_curves_are_drawn_through_the_rates(pairs: tuple[NDArray[np.float64], ND
     wide = fnir_curve(hits, alarms)
     drawn = {(x, y) for x, y in line(open_set)}
     assert drawn == {(f, n) for f, n in zip(wide.fmr, wide.fnmr, strict=True) if f > 0}
-
-
-def test_histograms_are_of_both_kinds(pairs: tuple[NDArray[np.float64], NDArray[np.bool_]]) -> None:
-    axes = Figure().subplots()
-    plots.draw_histograms(axes, *pairs, 0.25, "chosen by hand")
-    assert len(axes.patches) == 2
-    assert line(axes)[:, 0].tolist() == [0.25, 0.25]
-    legend = axes.get_legend()
-    assert legend is not None
-    labels = [text.get_text() for text in legend.get_texts()]
-    assert labels == [
-        f"non-mated ({(~pairs[1]).sum()})",
-        f"mated ({pairs[1].sum()})",
-        "threshold 0.250, chosen by hand",
-    ]
-
-
-@pytest.mark.parametrize("perfect", [True, False])
-def test_extreme_networks_can_be_drawn(perfect: bool) -> None:
     same = np.arange(40) < 20
-    similarities = np.where(same == perfect, 0.9, 0.1)
-    figure = plots.curves(similarities, same, 0.5, "chosen by hand", similarities[same], similarities[~same])
-    assert plots.png(figure, dpi=40).startswith(b"\x89PNG")
+    for perfect in (True, False):  # networks whose curves have no point inside
+        scores = np.where(same == perfect, 0.9, 0.1)
+        figure = plots.curves(scores, same, 0.5, "chosen by hand", scores[same], scores[~same])
+        assert plots.png(figure, dpi=40).startswith(b"\x89PNG")
 
 
-def test_loss_curves_have_one_panel_per_column(losses: Path) -> None:
-    figure = plots.loss_curves(losses)
-    assert [axes.get_ylabel() for axes in figure.axes if axes.get_visible()] == ["loss", "scale", "learning rate"]
-    assert line(figure.axes[0])[:, 1] == pytest.approx([10 / step for step in range(1, 101)])
-    mean = line(figure.axes[0], row=1)
-    assert len(mean) == 99
-    assert mean[0] == pytest.approx([1.5, 7.5])
-    assert line(figure.axes[2])[-1].tolist() == [100, 0.0]
-    assert not figure.axes[0].patches  # no margin grows
-
-
-def test_the_margin_is_beside_the_loss_that_it_raises(tmp_path: Path) -> None:
+def test_loss_curves_have_one_panel_per_column(tmp_path: Path) -> None:
     path = tmp_path / "losses.csv"
-    lines = [f"{step},{10 + min(step, 20)},64.0,{min(1.0, step / 20)}" for step in range(1, 101)]
-    path.write_text("\n".join(["step,loss,scale,margin_share", *lines]) + "\n")
-    figure = plots.loss_curves(path)
-    loss, margin = figure.axes[:2]
-    assert [loss.get_ylabel(), margin.get_ylabel()] == ["loss", "margin share"]
-    assert line(figure.axes[1])[[0, -1]].tolist() == [[1, 0.05], [100, 1.0]]
-    assert (len(loss.patches), len(margin.patches)) == (1, 0)  # shaded
+    lines = [f"{step},{10 / step},{0.1 - step / 1000},64,{min(1, step / 20)}" for step in range(1, 101)]
+    path.write_text("\n".join(["step,loss,learning_rate,scale,margin_share", *lines]) + "\n")
+    loss, *others = (axes for axes in plots.loss_curves(path).axes if axes.get_visible())
+    assert [axes.get_ylabel() for axes in (loss, *others)] == ["loss", "margin share", "scale", "learning rate"]
+    assert line(loss)[:, 1] == pytest.approx([10 / step for step in range(1, 101)])
+    assert line(loss, row=1)[0] == pytest.approx([1.5, 7.5])  # the mean of two steps
+    assert line(others[-1])[-1].tolist() == [100, 0.0]
+    # The rise of the margin is shaded where it raises the loss.
+    assert [len(axes.patches) for axes in (loss, others[0])] == [1, 0]
 
 
 @pytest.mark.parametrize("text", ["", "step,loss\n", "loss\n1\n", "step\n1\n", "step,loss\n1,much\n", "step,loss\n1\n"])
