@@ -240,14 +240,15 @@ class Verification:
     intervals: dict[str, Interval] = field(default_factory=dict)
 
 
-def verify(embeddings: Embeddings, pairs: Pairs) -> Verification:
-    """Run the LFW verification protocol.
+def verify(embeddings: Embeddings, pairs: Pairs, intervals: bool = True) -> Verification:
+    """Run the LFW verification protocol. ``intervals``: resample people, the slowest part.
 
     With one fold (View 1) the threshold is chosen on the evaluated pairs: valid for selecting settings, not for
     reporting.
     """
     missing = int((~embeddings.found[np.unique(embeddings.rows((*pairs.first, *pairs.second)))]).sum())
-    return verify_similarities(embeddings.similarities(pairs), pairs.same, pairs.folds, missing, people_of(pairs.first))
+    people = people_of(pairs.first) if intervals else None
+    return verify_similarities(embeddings.similarities(pairs), pairs.same, pairs.folds, missing, people)
 
 
 def verify_similarities(
@@ -364,20 +365,28 @@ class LfwResult:
         return {name: None if result is None else asdict(result) for name, result in results.items()}
 
 
-def evaluate_lfw(embed: Embed, crops: LfwCrops, parts: Collection[Part] | None = None, flip: bool = False) -> LfwResult:
+def evaluate_lfw(
+    embed: Embed,
+    crops: LfwCrops,
+    parts: Collection[Part] | None = None,
+    flip: bool = False,
+    intervals: bool = True,
+) -> LfwResult:
     """Evaluate a network on the ``parts``, by default all of the crops. View 1 alone is several times faster, for model
-    selection."""
+    selection, and so is View 2 without ``intervals``."""
     log.info("LFW: embed up to %d photos, then compare them and resample people for intervals", len(crops.files))
-    return evaluate_lfw_embeddings(embed_lfw(embed, crops, flip, parts), crops.root, parts or crops.parts)
+    return evaluate_lfw_embeddings(embed_lfw(embed, crops, flip, parts), crops.root, parts or crops.parts, intervals)
 
 
-def evaluate_lfw_embeddings(embeddings: Embeddings, root: Path, parts: Collection[Part] = PARTS) -> LfwResult:
+def evaluate_lfw_embeddings(
+    embeddings: Embeddings, root: Path, parts: Collection[Part] = PARTS, intervals: bool = True
+) -> LfwResult:
     """Evaluate embeddings of LFW. ``root`` contains LFW's lists."""
     return LfwResult(
         root,
         embeddings,
         _evaluate_view1(embeddings, root) if "view1" in parts else None,
-        verify(embeddings, read_pairs(root / "pairs.txt")) if "view2" in parts else None,
+        verify(embeddings, read_pairs(root / "pairs.txt"), intervals) if "view2" in parts else None,
         identify(embeddings, read_open_set(root / "openset_protocol.json")) if "open_set" in parts else None,
         lfw_angles(embeddings),
     )

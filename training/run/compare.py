@@ -154,7 +154,7 @@ def _row(
     """Evaluate a finished run on LFW's two views, CFP's two lists and its training crops."""
     data = load_identities(config.data, config.output.parent / "cache")
     own = training_angles(embed, data, weights_CD)
-    judgment = evaluate_lfw(embed, crops, parts=("view1", "view2"))
+    judgment = evaluate_lfw(embed, crops, parts=("view1", "view2"), intervals=False)
     view1, view2, lfw = judgment.view1, judgment.view2, judgment.angles
     if view1 is None or view2 is None:
         raise ValueError("the comparison needs crops of View 1 and View 2")

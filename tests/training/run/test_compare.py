@@ -69,14 +69,14 @@ def read(path: Path) -> Sequence[Mapping[str, str]]:
 def test_scales_are_compared_at_a_crop_size_with_several_seeds(
     tmp_path: Path, pack: ModelPack, trained: list[RunConfig]
 ) -> None:
-    data, output = write_data(tmp_path / "data", side=144), tmp_path / "out"
+    data, output = write_data(tmp_path / "data", side=48), tmp_path / "out"
 
-    def run(seeds: int, side: int = 144, losses: Sequence[str] = ("cosface-30", "cosface-adaptive")) -> str:
+    def run(seeds: int, side: int = 48, losses: Sequence[str] = ("cosface-30", "cosface-adaptive")) -> str:
         return compare.compare(losses, data, output, pack.detection, 2, 6, seeds, [side], settings=TINY)
 
     run(1)
     rows = read(output / "comparison.csv")
-    assert [row["loss"] for row in rows] == ["cosface-30-144px", "cosface-adaptive-144px"]
+    assert [row["loss"] for row in rows] == ["cosface-30-48px", "cosface-adaptive-48px"]
     for row in rows:
         last = read(output / row["loss"] / "losses.csv")[2:]
         assert float(row["Training loss"]) == pytest.approx(np.mean([float(s["loss"]) for s in last]), abs=0.006)
@@ -86,12 +86,12 @@ def test_scales_are_compared_at_a_crop_size_with_several_seeds(
     assert [config.head.options.get("scale") for config in trained] == [30.0, None]
     # A finished run is not repeated: a second seed trains one more.
     table = run(2, losses=["cosface-30"])
-    assert [(config.output.name, config.loop.seed) for config in trained[2:]] == [("cosface-30-144px-seed-8", 8)]
+    assert [(config.output.name, config.loop.seed) for config in trained[2:]] == [("cosface-30-48px-seed-8", 8)]
     (row,) = read(output / "comparison.csv")
     assert all(" ± " in row[column] for column in compare.COLUMNS)
     assert row["CFP-FP %"] in table
     # Crops of 112 are another comparison, and these files are not such crops.
-    with pytest.raises(ConfigError, match=r"is 144x144, not a 112x112 crop"):
+    with pytest.raises(ConfigError, match=r"is 48x48, not a 112x112 crop"):
         run(1, side=112)
 
 
