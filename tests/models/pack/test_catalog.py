@@ -48,13 +48,8 @@ def test_every_pack_has_checked_sources_and_terms() -> None:
 
 def test_a_pack_permits_what_its_least_free_part_permits() -> None:
     catalog = read_catalog()
-    assert [name for name, entry in catalog.items() if entry.commercial_use] == [
-        "kith-compact",
-        "open-model-zoo",
-        "auraface",
-        "opencv-zoo",
-        "minifasnet",
-    ]
+    free = ["kith-compact", "open-model-zoo", "auraface", "opencv-zoo", "minifasnet"]
+    assert [name for name, entry in catalog.items() if entry.commercial_use] == free
     for entry in catalog.values():
         parts = ["liveness"] if entry.kind == "liveness" else ["recognizer", "detector"]
         assert [part.part for part in entry.parts] == parts
@@ -85,17 +80,12 @@ def test_an_unknown_name_is_rejected() -> None:
     ("old", "new", "field"),
     [
         ('name = "kith-compact"', 'name = "../up"', "pack[0].name"),
-        ('name = "kith-compact"', "", "pack[0].name"),
         ('kind = "bundled"', 'kind = "magic"', "kith-compact.kind"),
         ('kind = "bundled"', 'kind = "files"', "kith-compact.downloads"),
-        ('kind = "zip"', 'kind = "bundled"', "buffalo_l.downloads"),
         ("acceptance = true", 'acceptance = "yes"', "buffalo_l.license.acceptance"),
-        ('file = "buffalo_l.zip"', 'file = "a/b.zip"', "buffalo_l.downloads[0].file"),
         ('file = "det_10g.onnx"', 'file = ".."', "buffalo_l.downloads[0].members[0].file"),
         ('url = "https://storage', 'address = "https://storage', "open-model-zoo.downloads[0].url"),
-        ("commercial_use = false", 'commercial_use = "no"', "buffalo_l.parts[0].commercial_use"),
         ('part = "recognizer"', "", "kith-compact.parts[0].part"),
-        ("size = 350427", "size = -1", "open-model-zoo.downloads[0].size"),
         ('sha256 = "ce53', 'sha256 = "CE53', "open-model-zoo.downloads[0].sha256"),
         ("[[pack]]", "[pack", "mine.toml"),
         ('name = "open-model-zoo"', 'name = "kith-compact"', "pack"),

@@ -63,20 +63,6 @@ def test_boxes_and_embeddings_match_insightface(
         assert float(vectors[row] @ (other.embedding / np.linalg.norm(other.embedding))) >= 0.999
 
 
-def test_embeddings_of_one_crop_match_insightface(
-    directory: Path, astronaut: NDArray[np.uint8], detector: Detector
-) -> None:
-    (faces,) = detector.detect([astronaut])
-    crops = align(astronaut, faces.landmarks_xy[:1])
-    pack = load_pack(directory)
-    (ours,) = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition).embed(crops)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        analysis = FaceAnalysis(name=str(directory), providers=["CPUExecutionProvider"])
-    feature = analysis.models["recognition"].get_feat(cv2.cvtColor(crops[0], cv2.COLOR_RGB2BGR)).ravel()
-    assert float(ours @ (feature / np.linalg.norm(feature))) >= 0.999
-
-
 def test_insightface_rejects_packs_with_yunet(reference: Path, tmp_path: Path, astronaut: NDArray[np.uint8]) -> None:
     """Rather than return vectors of its own crops, which the recognizer of open-model-zoo was not trained on."""
     xml, weights, yunet = (reference / name for name in ("retail0095.xml", "retail0095.bin", "detector_yunet.onnx"))

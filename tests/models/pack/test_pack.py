@@ -37,11 +37,8 @@ def test_the_bundled_pack_is_complete() -> None:
     pack = load_pack(BUNDLED_PACK)
     pack.verify()
     assert pack.calibration is not None
-    assert (BUNDLED_PACK / "MODEL_CARD.md").is_file()
-
-
-def test_the_bundled_pack_is_small() -> None:
     assert sum(file.stat().st_size for file in BUNDLED_PACK.iterdir()) <= 5_000_000
+    assert (BUNDLED_PACK / "MODEL_CARD.md").is_file()
 
 
 @pytest.mark.parametrize(
@@ -93,12 +90,6 @@ def test_a_changed_network_is_detected(copy: Path) -> None:
     assert raised.value.field == "tasks.recognition.sha256"
 
 
-def test_invalid_json_is_rejected(copy: Path) -> None:
-    (copy / "manifest.json").write_text("{")
-    with pytest.raises(PackError, match=r"manifest\.json"):
-        load_pack(copy)
-
-
 def test_a_directory_without_networks_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"tasks\.detection"):
         load_pack(tmp_path)
@@ -127,18 +118,6 @@ def draft(directory: Path, model_id: str = "mine", **recognizer: Any) -> PackDra
     return PackDraft(model_id, "Mine", directory / "detector.onnx", directory / "recognizer.onnx", 256, **recognizer)
 
 
-def test_a_written_pack_loads_with_the_same_values(copy: Path) -> None:
-    metrics = {"lfw": 0.9}
-    written = write_pack(copy, draft(copy), {}, {}, metrics)
-    assert (written.model_id, written.metrics, written.recognition.dimension) == ("mine", metrics, 256)
-
-
-def test_an_invalid_pack_is_not_written(copy: Path) -> None:
-    with pytest.raises(PackError):
-        write_pack(copy, draft(copy, "bad id"), {}, {}, {})
-    assert not (copy / "manifest.json").exists()
-
-
 def test_a_custom_alignment_survives_a_round_trip(copy: Path) -> None:
     alignment = Alignment(150, tuple((2 * x, y + 3) for x, y in STANDARD_ALIGNMENT.template))
     own = draft(copy, alignment=alignment, embedded=True, preprocessing_version="mine-1")
@@ -146,6 +125,11 @@ def test_a_custom_alignment_survives_a_round_trip(copy: Path) -> None:
     assert written.recognition.alignment == alignment
     assert (written.recognition.normalization.mean, written.recognition.normalization.std) == (0.0, 1.0)
     assert written.recognition.preprocessing_version == "mine-1"
-    standard = write_pack(copy, draft(copy), {}, {}, {})
+    standard = write_pack(copy, draft(copy), {}, {}, {"lfw": 0.9})
+    assert (standard.model_id, standard.metrics, standard.recognition.dimension) == ("mine", {"lfw": 0.9}, 256)
     assert standard.recognition.alignment == STANDARD_ALIGNMENT
-    assert "alignment" not in (copy / "manifest.json").read_text()
+    before = (copy / "manifest.json").read_text()
+    assert "alignment" not in before
+    with pytest.raises(PackError):
+        write_pack(copy, draft(copy, "bad id"), {}, {}, {})
+    assert not (copy / "manifest.json").exists()

@@ -58,21 +58,12 @@ def _custom(path: Path) -> None:
 
 OWN_FILES: dict[str, tuple[Write, str]] = {
     "a damaged file": (_damaged, "is not an ONNX file"),
-    "an empty file": (lambda p: p.write_bytes(b""), "takes no images"),
-    "a folder": (lambda p: p.mkdir(), "is not a file"),
     "custom operators": (_custom, "'Mine' of 'own'"),
-    "an image per image": (
-        lambda p: color_network(p, images(512), declared=[1, 3, 512, 512]),
-        "3x512x512 numbers, which are no embedding",
-    ),
-    "two outputs": (lambda p: color_network(p, outputs=2), "1 inputs and 2 outputs"),
-    "two inputs": (lambda p: color_network(p, further_inputs=1), "2 inputs and 1 outputs"),
+    "an image per image": (lambda p: color_network(p, images(512), declared=[1, 3, 512, 512]), "are no embedding"),
     "a small crop": (lambda p: color_network(p, images(80), 2, declared=[1, 2]), "images of 80x80"),
     "a crop of unknown alignment": (lambda p: color_network(p, images(160)), "no face crop of 160x160"),
-    "an oblong crop": (lambda p: color_network(p, [1, 3, 128, 112]), "images of 112x128"),
     "channels last": (lambda p: color_network(p, [1, 112, 112, 3], axes=(1, 2)), "takes no images"),
     "an open size": (lambda p: color_network(p, ["batch", 3, "height", "width"]), "no fixed height and width"),
-    "an undeclared embedding": (lambda p: color_network(p, declared=None), "no length of its embedding"),
     "pixels as bytes": (lambda p: color_network(p, dtype=TensorProto.INT8), "has another type"),
     "a detector without points": (lambda p: color_network(p, images(640), 1, outputs=6), "6 outputs"),
     "an emotion network": (lambda p: color_network(p, numbers=8, declared=["batch", 8]), "a further recognizer"),
@@ -149,11 +140,6 @@ def test_crops_match_insightface(side: int, rng: np.random.Generator) -> None:
         warnings.simplefilter("ignore")
         theirs = estimate_norm(landmarks, side)
     np.testing.assert_allclose(similarity_transforms(landmarks[None], alignment)[0], theirs, atol=1e-4 * side)
-
-
-def test_crops_of_other_sizes_are_not_guessed() -> None:
-    for side in (96, 144, 160, 192):
-        assert insightface_alignment(side) is None
 
 
 def test_the_service_names_what_it_ignores(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -76,7 +76,6 @@ BODY = helper.make_graph([helper.make_node("Identity", ["c"], ["d"])], "body", [
 HUGE = 2**62
 HOSTILE: dict[str, tuple[onnx.ModelProto, str]] = {
     "IR of the future": (edited(lambda m: setattr(m, "ir_version", 99)), "IR version 99"),
-    "no IR": (edited(lambda m: m.ClearField("ir_version")), "IR version 0"),
     "opset of the future": (edited(lambda m: setattr(m.opset_import[0], "version", 99)), "opset 99"),
     "no opset": (edited(lambda m: m.ClearField("opset_import")), "opset 0"),
     "custom operator": (network(helper.make_node("Steal", ["x"], ["z"], domain="evil")), "'Steal' of 'evil'"),
@@ -104,15 +103,12 @@ HOSTILE: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "too few bytes": (with_weight(raw_data=b"\0" * 20), "20 bytes or numbers, its shape needs 24"),
     "too many bytes": (with_weight(raw_data=b"\0" * 28), "28 bytes"),
-    "too few numbers": (with_weight(float_data=[1.0]), "1 bytes or numbers"),
     "negative side": (with_weight(dims=[-2, -3], raw_data=b"\0" * 24), "exceeds the limits"),
     "sides that overflow": (with_weight(dims=[HUGE, 4], raw_data=b""), "exceeds the limits"),
     "too many sides": (with_weight(dims=[1] * 9, raw_data=b"\0" * 4), "exceeds the limits"),
     "texts": (with_weight(data_type=TensorProto.STRING, string_data=[b"a"] * 6), "non-numeric"),
-    "unknown type": (with_weight(data_type=77, raw_data=b"\0" * 24), "non-numeric"),
     "sparse": (edited(lambda m: m.graph.sparse_initializer.add()), "sparse"),
     "no input": (edited(lambda m: m.graph.ClearField("input")), "0 inputs"),
-    "no output": (edited(lambda m: m.graph.ClearField("output")), "0 outputs"),
     "two inputs": (edited(lambda m: m.graph.input.append(helper.make_tensor_value_info("b", 1, [1]))), "2 inputs"),
     "input of texts": (
         edited(lambda m: m.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.STRING, [1]))),
@@ -268,20 +264,12 @@ def test_file_names_cannot_leave_the_pack(untrusted: Path, tmp_path: Path) -> No
             load_pack(untrusted)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[" * 100_000,
-        '{"manifest_version": ' + "9" * 5000 + "}",
-        " " * 16_000_001,
-        "\ufeff{}",
-        '{"manifest_version": 2}',
-    ],
-)
-def test_malformed_manifests_are_rejected(untrusted: Path, text: str) -> None:
-    (untrusted / MANIFEST_FILE).write_text(text)
-    with pytest.raises(PackError):
-        load_pack(untrusted)
+def test_malformed_manifests_are_rejected(untrusted: Path) -> None:
+    number, version = '{"manifest_version": ' + "9" * 5000 + "}", '{"manifest_version": 2}'
+    for text in ("[" * 100_000, number, " " * 16_000_001, "\ufeff{}", version, "{"):
+        (untrusted / MANIFEST_FILE).write_text(text)
+        with pytest.raises(PackError):
+            load_pack(untrusted)
 
 
 def test_excessive_sizes_are_rejected(untrusted: Path) -> None:

@@ -17,11 +17,9 @@ from models.pack.manifest import ModelPack
 from models.runtime.onnx_runtime import BATCH_BUCKETS, OnnxNetwork, available_cores, choose_bucket, split_batch
 
 
-def test_counts_round_up_to_buckets() -> None:
+def test_batches_are_split_without_padding() -> None:
     assert [choose_bucket(n) for n in (1, 2, 3, 9, 32, 33)] == [1, 2, 4, 16, 32, 32]
 
-
-def test_batches_are_split_without_padding() -> None:
     def lengths(count: int, sizes: tuple[int, ...] = BATCH_BUCKETS) -> list[int]:
         return [rows.stop - rows.start for rows in split_batch(count, sizes)]
 
@@ -82,15 +80,12 @@ def test_no_file_appears_under_the_home_directory(tmp_path: Path) -> None:
 
 def test_outputs_without_a_batch_axis_are_kept_whole(tmp_path: Path, rng: np.random.Generator) -> None:
     """SCRFD exports of InsightFace return (n, k) without a batch axis."""
-    nodes = [helper.make_node("Reshape", ["x", "shape"], ["a"]), helper.make_node("Reshape", ["x", "shape"], ["b"])]
+    nodes = [helper.make_node("Reshape", ["x", "shape"], [name]) for name in "ab"]
     shape = helper.make_tensor("shape", TensorProto.INT64, [2], [-1, 1])
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [12, 1]) for name in "ab"]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2, 2])]
-    opset = [helper.make_opsetid("", 18)]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", inputs, outputs, [shape]), opset_imports=opset, ir_version=9
-    )
-    save(model, str(tmp_path / "flat.onnx"))
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [shape])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "flat.onnx")
     photos = rng.random((2, 3, 2, 2)).astype(np.float32)
     first, _ = OnnxNetwork(tmp_path / "flat.onnx").run(photos)
     assert np.array_equal(first.reshape(2, 12), photos.reshape(2, 12))

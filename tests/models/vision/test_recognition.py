@@ -16,10 +16,7 @@ def test_vectors_have_unit_length(recognizer: Recognizer, rng: np.random.Generat
     vectors = recognizer.embed(crops)
     assert vectors.shape == (5, recognizer.dimension)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-
-
-def test_no_crops_give_no_vectors(recognizer: Recognizer) -> None:
-    assert recognizer.embed(np.empty((0, 112, 112, 3), np.uint8)).shape == (0, recognizer.dimension)
+    assert recognizer.embed(crops[:0]).shape == (0, recognizer.dimension)
 
 
 def test_the_same_person_is_closer_than_another(
