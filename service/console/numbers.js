@@ -57,14 +57,10 @@ export function everySo(rate, daily) {
   return `about ${counted(Math.round(1 / days), "time")} a day`;
 }
 
-/** The positions of the handle, from the largest risk: each a round "1 in N". */
-export const STOPS = [
-  3,
-  5,
-  7,
-  ...[1, 2, 3, 4].flatMap((power) => [1, 1.5, 2, 3, 5, 7].map((n) => n * 10 ** power)),
-  1e5,
-].map((n) => digits(1 / n, 3));
+/** The positions of the handle, from the largest risk: each a round "1 in N". One request asks for at most 20. */
+export const STOPS = [3, 5, ...[10, 100, 1000, 1e4].flatMap((power) => [power, 2 * power, 5 * power]), 1e5].map((n) =>
+  digits(1 / n, 3),
+);
 
 /** A linear scale from `domain` to `range`. */
 export const linear =

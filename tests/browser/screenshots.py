@@ -207,7 +207,6 @@ def compared(page: Page, folder: Path) -> None:
 def dragged(page: Page, folder: Path) -> None:
     at("/galleries/guests/risk")(page, folder)
     page.get_by_role("slider").press("ArrowLeft")
-    page.get_by_role("slider").press("ArrowLeft")
     expect(page.get_by_role("button", name="Use this risk")).to_be_visible()
 
 

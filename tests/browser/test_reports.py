@@ -37,7 +37,7 @@ def test_a_risk_is_chosen_by_keys_and_by_hand_used_and_taken_back(
 
     handle.focus()
     page.keyboard.press("ArrowRight")
-    assert accepted(page) == 1500
+    assert accepted(page) == 2000
     page.keyboard.press("End")
     assert accepted(page) == 100_000
     page.keyboard.press("Home")

@@ -48,7 +48,7 @@ export function render({ gallery }, signal) {
 async function report(gallery, limit, signal, again) {
   const [settings, found] = await Promise.all([
     call("GET", galleryPath(gallery), { signal }),
-    reported(gallery, limit, signal),
+    call("GET", `${galleryPath(gallery)}/hygiene`, { query: { limit }, signal }),
   ]);
   const { subject_count: subjects, template_count: templates, keep_crops: keeps } = settings;
   if (subjects < 2)
@@ -108,19 +108,13 @@ async function report(gallery, limit, signal, again) {
         each("ul.stack", nearest, card),
       ]),
     found.next !== null &&
-      h("div.actions", [button(`Show more than the first ${whole(found.data.length)}`, () => again(limit + MORE))]),
+      (limit < MORE
+        ? h(
+            "div.actions",
+            button(`Show more than the first ${whole(limit)}`, () => again(MORE)),
+          )
+        : h("p.hint", `These are the first ${whole(limit)}. Decide some of them, then refresh.`)),
   ];
-}
-
-/** The report with the first `limit` findings; `next` is null if these are all. */
-async function reported(gallery, limit, signal) {
-  const found = { data: [], next: null };
-  do {
-    const query = { limit: Math.min(MORE, limit - found.data.length), cursor: found.next };
-    const { data, ...rest } = await call("GET", `${galleryPath(gallery)}/hygiene`, { query, signal });
-    Object.assign(found, rest).data.push(...data);
-  } while (found.next !== null && found.data.length < limit);
-  return found;
 }
 
 const called = ({ subject, name }) => name || subject;

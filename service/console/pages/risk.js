@@ -8,7 +8,6 @@ import { galleryHeading } from "../reports.js";
 import { read, write } from "../store.js";
 import { button, field, loading, notice, outcome, table, toast } from "../ui.js";
 
-const MAX_TARGETS = 20;
 const SOURCES = {
   pack: "the recognizer's own calibration",
   gallery: "the people of this gallery",
@@ -36,11 +35,8 @@ async function view(gallery, signal, again) {
   const settings = await call("GET", galleryPath(gallery), { signal });
   let inUse = settings.risk;
   const targets = new Set([...STOPS, ...(inUse.fpir === undefined ? [] : [inUse.fpir])]);
-  const report = await asked(
-    gallery,
-    [...targets].sort((a, b) => b - a),
-    signal,
-  );
+  const query = { fpir: [...targets].sort((a, b) => b - a) };
+  const report = await call("GET", `${galleryPath(gallery)}/risk`, { query, signal });
   const stops = stopsOf(report.targets);
   if (stops.length === 0) return outOfReach();
   let now = report.threshold;
@@ -108,17 +104,6 @@ async function view(gallery, signal, again) {
     ]),
     asTable(stops),
   ];
-}
-
-/** GET risk for any number of targets, in requests of twenty. */
-async function asked(gallery, targets, signal) {
-  const ask = (from) => {
-    const query = { fpir: targets.slice(from, from + MAX_TARGETS) };
-    return call("GET", `${galleryPath(gallery)}/risk`, { query, signal });
-  };
-  const parts = Math.ceil(targets.length / MAX_TARGETS);
-  const answers = await Promise.all(Array.from({ length: parts }, (_, i) => ask(i * MAX_TARGETS)));
-  return { ...answers[0], targets: answers.flatMap((answer) => answer.targets) };
 }
 
 /** The reachable targets. */
