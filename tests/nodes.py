@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,8 @@ class Model:
     def __init__(self) -> None:
         self.enrolled: dict[str, list[NewTemplate]] = {}
 
-    def check(self, node: Node, probes: Float, k: int, among: set[str] | None = None) -> None:
+    def check(self, node: Any, probes: Float, k: int, among: set[str] | None = None) -> None:
+        """``node``: has a store and followers."""
         gallery = node.store.galleries.get("g")
         names = {s.pk: s.id for s in node.store.subjects.list_page(gallery, None, 1000, SubjectFilter())}
         keys = None if among is None else np.array(sorted(pk for pk, name in names.items() if name in among), np.int64)

@@ -5,7 +5,6 @@ clients get answers, and the restarted node agrees.
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import ssl
@@ -13,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -100,73 +100,49 @@ def scaled(
         yield nodes, url
 
 
-class Writer(threading.Thread):
-    """Thread that enrolls synthetic people and records the acknowledged ones."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__()
-        self.acknowledged: dict[str, NDArray[np.float32]] = {}
-        self.enough = threading.Event()
-        self.failure: BaseException | None = None
-        self._kith = Kith(url, KEY)
-        self._dimension = httpx.get(f"{url}/v1/models", headers={"X-API-Key": KEY}).json()["dimension"]
-        self._rng = np.random.default_rng(3)
-
-    def run(self) -> None:
-        try:
-            self._write()
-        except BaseException as error:
-            self.failure = error
-        finally:
-            self._kith.close()
-
-    def _write(self) -> None:
-        for number in itertools.count():
-            if self.enough.is_set():
-                return
-            vector = self._rng.normal(size=self._dimension).astype(np.float32)
-            done = self._kith.enroll("g", f"p{number}", embeddings=[vector], allow_duplicate=True)
-            assert done.enrolled_count == 1
-            self.acknowledged[f"p{number}"] = vector
-
-
-def agrees(kith: Kith, people: dict[str, NDArray[np.float32]]) -> None:
-    """Check that this server identifies each person by the enrolled vector."""
-    for name, vector in people.items():
-        (found,) = kith.identify("g", embeddings=[vector], risk=RISK).results
-        assert found.subject == name
-
-
 @pytest.mark.skipif(not LONG, reason="make container-check, make test-faults")
 def test_a_node_is_killed_and_comes_back(
     scaled: tuple[list[Server], str], astronaut: NDArray[np.uint8], group: NDArray[np.uint8]
 ) -> None:
     nodes, url = scaled
-    with Kith(url, KEY) as kith:
+    acknowledged: dict[str, NDArray[np.float32]] = {}
+    enough = threading.Event()
+
+    def enroll(dimension: int) -> None:
+        rng = np.random.default_rng(3)
+        with Kith(url, KEY) as kith:
+            while not enough.is_set():
+                name, vector = f"p{len(acknowledged)}", rng.normal(size=dimension).astype(np.float32)
+                assert kith.enroll("g", name, embeddings=[vector], allow_duplicate=True).enrolled_count == 1
+                acknowledged[name] = vector
+
+    def until_further(count: int) -> None:
+        before = len(acknowledged)
+        until(lambda: len(acknowledged) >= before + count or writer.done())
+
+    with Kith(url, KEY) as kith, ThreadPoolExecutor(1) as thread:
         kith.create_gallery("g")
         kith.enroll("g", "collins", jpeg(astronaut))
-        writer = Writer(url)
-        writer.start()
+        writer = thread.submit(enroll, kith.model().dimension)
         for killed in nodes:
-            before = len(writer.acknowledged)
-            until(lambda: len(writer.acknowledged) >= before + 10 or writer.failure is not None)  # noqa: B023
+            until_further(10)
             killed.kill()
-            since = len(writer.acknowledged)
-            until(lambda: len(writer.acknowledged) >= since + 10 or writer.failure is not None)  # noqa: B023
+            until_further(10)
             (found,) = kith.identify("g", jpeg(astronaut), risk=RISK).results
             assert found.subject == "collins"
             killed.launch()
             killed.wait_until_ready()
-            until(lambda: len(writer.acknowledged) >= since + 20 or writer.failure is not None)  # noqa: B023
-        writer.enough.set()
-        writer.join(DEADLINE_S)
-        assert writer.failure is None
+            until_further(10)
+        enough.set()
+        writer.result(DEADLINE_S)
         strangers = kith.identify("g", jpeg(group), risk=RISK).results
         assert {each.subject for each in strangers} == {None}
     for node in nodes:
         with Kith(node.url, KEY) as kith:
-            agrees(kith, writer.acknowledged)
-            assert len(list(kith.subjects("g"))) == len(writer.acknowledged) + 1, "and nobody else"
+            for name, vector in acknowledged.items():
+                (found,) = kith.identify("g", embeddings=[vector], risk=RISK).results
+                assert found.subject == name
+            assert len(list(kith.subjects("g"))) == len(acknowledged) + 1, "and nobody else"
 
 
 @pytest.fixture(scope="module")

@@ -150,7 +150,7 @@ def test_the_oracle_of_the_tests_finds(tmp_path: Path, said: str) -> None:
     with Node(url) as node:
         gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
         for i in range(12):
-            node.put_subject("g", f"s{i}", {"floor": i % 3}, ["night"])
+            node.store.subjects.put(gallery, f"s{i}", None, {"floor": i % 3}, ["night"])
             drawn = l2_normalize(rng.normal(size=(2, DIMENSION)))
             node.enroll("g", f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding") for vector in drawn])
         node.delete_subject("g", "s3")

@@ -6,7 +6,7 @@ import re
 import sqlite3
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,15 +20,14 @@ import sqlalchemy as sa
 from kith import Kith, KithClientError
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.core.errors import GalleryNotFoundError, StorageError
+from service.core.errors import StorageError
 from service.domain.findings import HygieneFinding, HygieneReport
 from service.domain.gallery import Gallery, GallerySettings, Item, NewTemplate, StoredEvidence, SubjectLabel
 from service.domain.outcomes import RiskTarget
 from service.index.follower import Followers, in_process
 from service.risk.evidence import impostor_evidence
 from service.security.sealing import Seal, new_key
-from service.server import embedded
-from service.settings import Settings, load_settings
+from service.settings import Settings
 from service.storage.audit.log import Entry, record_entries
 from service.storage.repositories import read_cache
 from service.storage.repositories.api_keys import KeyStore
@@ -38,9 +37,8 @@ from service.storage.repositories.jobs import Job, JobStore
 from service.storage.repositories.read_cache import ReadCache, SubjectFaces, VersionedCache
 from service.storage.repositories.store import Store
 from tests.databases import ON_BOTH, change_recognizer, open_database
-from tests.faults.workers import Worker
 from tests.packs import BUNDLED_DIMENSION
-from tests.postgres import DatabaseUrl, Postgres
+from tests.postgres import DatabaseUrl
 
 DIMENSION = 16
 
@@ -77,15 +75,6 @@ class Process:
         self.store.close()
 
 
-@contextmanager
-def process(url: str) -> Iterator[Process]:
-    opened = Process(url)
-    try:
-        yield opened
-    finally:
-        opened.close()
-
-
 def some(rng: np.random.Generator, count: int = 1, dimension: int = DIMENSION) -> list[NewTemplate]:
     vectors = l2_normalize(rng.normal(size=(count, dimension)))
     return [NewTemplate(uuid.uuid4().hex, np.asarray(vector, np.float32), "embedding") for vector in vectors]
@@ -99,81 +88,25 @@ def filled(store: Store, name: str, rng: np.random.Generator) -> list[NewTemplat
     return new
 
 
-def test_where_nothing_was_written_a_search_reads_nothing(tmp_path: Path, rng: np.random.Generator) -> None:
-    with process(f"sqlite:///{tmp_path / 'kith.db'}") as one:
+@ON_BOTH
+def test_where_nothing_was_written_a_search_reads_nothing(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    url = database_url()
+    with closing(Process(url)) as one, closing(Process(url)) as two:
+        asked = 0 if url.startswith("sqlite") else 1  # PostgreSQL is asked for the gallery's version
         probe = filled(one.store, "g", rng)[0].vector
         filled(one.store, "other", rng)
         found = one.search("g", probe)
-        assert one.statements_of(lambda: one.search("g", probe)) == 0
+        assert one.statements_of(lambda: one.search("g", probe)) == asked
         assert one.search("g", probe) == found
-        with process(one.database.engine.url.render_as_string()) as two:
-            two.store.templates.enroll(two.store.galleries.get("other"), "s9", some(rng), None)
+        two.store.templates.enroll(two.store.galleries.get("other"), "s9", some(rng), None)
         # One query reads the gallery's version; its names and index are unchanged.
         assert one.statements_of(lambda: one.search("g", probe)) == 1
-        assert one.statements_of(lambda: one.search("g", probe)) == 0
-
-
-def test_in_postgresql_one_statement_says_that_nothing_was_written(
-    postgres: Postgres, rng: np.random.Generator
-) -> None:
-    with process(postgres.create(f"kith_{uuid.uuid4().hex}")) as one:
-        probe = filled(one.store, "g", rng)[0].vector
-        one.search("g", probe)
-        assert one.statements_of(lambda: one.search("g", probe)) == 1
-
-
-@ON_BOTH
-def test_every_process_sees_each_name_as_it_was_last_acknowledged(
-    database_url: DatabaseUrl, rng: np.random.Generator
-) -> None:
-    url = database_url()
-    with process(url) as here, process(url) as there:
-        probe = filled(here.store, "g", rng)[0].vector
-        elsewhere = Worker(url)  # a process of its own
-        try:
-            for i in range(30):
-                writer = (here, there)[i % 2]
-                now = writer.store.galleries.get("g")
-                match i % 5:
-                    case 0 | 1:
-                        writer.store.subjects.put(now, "s0", f"name {i}", {}, [])
-                    case 2:
-                        elsewhere.call("enroll", "g", "s0", some(rng))
-                    case 3:
-                        elsewhere.call("delete_subject", "g", "s0")
-                    case 4:
-                        elsewhere.call("enroll", "g", "s0", [NewTemplate(uuid.uuid4().hex, probe, "embedding")])
-                present = i % 5 != 3
-                subject = here.store.subjects.get(now, "s0") if present else None
-                for reader in (here, there):
-                    named = {found.id: found.name for found in reader.search("g", probe)}
-                    assert ("s0" in named) == present
-                    assert subject is None or named["s0"] == subject.name
-                    (first, *_) = elsewhere.call("search", "g", probe[None], 1)[0]
-                    assert (first[0] == "s0") == present
-        finally:
-            elsewhere.close()
-
-
-def test_a_gallery_of_the_same_name_is_another(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
-    url = database_url()
-    with process(url) as one, process(url) as two:
-        probe = filled(one.store, "g", rng)[0].vector
-        before = two.store.galleries.get("g")
-        two.search("g", probe)
-        one.store.galleries.delete("g")
-        with pytest.raises(GalleryNotFoundError):
-            two.store.galleries.get("g")
-        new = one.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-        one.store.subjects.put(new, "s0", "somebody else", {}, [])
-        one.store.templates.enroll(one.store.galleries.get("g"), "s0", some(rng), None)
-        assert two.store.galleries.get("g").pk == new.pk != before.pk
-        assert [found.name for found in two.search("g", probe)] == ["somebody else"]
+        assert one.statements_of(lambda: one.search("g", probe)) == asked
 
 
 @ON_BOTH
 def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
-    with process(database_url()) as one:
+    with closing(Process(database_url())) as one:
         store, generations, job_store = one.store, GenerationStore(one.database), JobStore(one.database)
         new = filled(store, "g", rng)
 
@@ -231,7 +164,7 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
 def test_autocommitted_writes_are_noticed(tmp_path: Path) -> None:
     """SQLite counts commits of other connections, despite checkpoints and log restarts."""
     url = f"sqlite:///{tmp_path / 'kith.db'}"
-    with process(url) as one, process(url) as two:
+    with closing(Process(url)) as one, closing(Process(url)) as two:
         assert one.database.file_version() == one.database.file_version()
         for i in range(20):
             before = one.database.file_version()
@@ -247,19 +180,20 @@ def test_autocommitted_writes_are_noticed(tmp_path: Path) -> None:
 
 
 def test_a_subject_row_removed_by_another_program_is_reported_as_damage(
-    tmp_path: Path, rng: np.random.Generator
+    kith: Kith, gallery: str, settings: Settings, rng: np.random.Generator
 ) -> None:
     vectors = [template.vector.tolist() for template in some(rng, 2, BUNDLED_DIMENSION)]
-    with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url, Kith(url) as kith:
-        kith.create_gallery("g", risk={"threshold": 0.5})
-        for i, vector in enumerate(vectors):
-            kith.enroll("g", f"s{i}", embeddings=[vector], allow_duplicate=True)
-        with closing(sqlite3.connect(tmp_path / "kith.db")) as by_hand:
-            by_hand.execute("DELETE FROM subjects WHERE pk = (SELECT min(pk) FROM subjects)")
-            by_hand.commit()
-        with pytest.raises(KithClientError) as refused:
-            kith.identify("g", embeddings=[vectors[0]])
-        assert (refused.value.status, refused.value.code) == (500, "storage_damaged")
+    kith.update_gallery(gallery, risk={"threshold": 0.5})
+    for i, vector in enumerate(vectors):
+        kith.enroll(gallery, f"s{i}", embeddings=[vector], allow_duplicate=True)
+    with closing(sqlite3.connect(settings.data_dir / "kith.db")) as by_hand:
+        of_gallery = "SELECT max(pk) FROM galleries WHERE name = ?"
+        own = f"SELECT min(pk) FROM subjects WHERE gallery_pk = ({of_gallery})"  # noqa: S608
+        by_hand.execute(f"DELETE FROM subjects WHERE pk = ({own})", (gallery,))  # noqa: S608
+        by_hand.commit()
+    with pytest.raises(KithClientError) as refused:
+        kith.identify(gallery, embeddings=[vectors[0]])
+    assert (refused.value.status, refused.value.code) == (500, "storage_damaged")
 
 
 def test_a_database_that_goes_back_is_another_one(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -267,8 +201,8 @@ def test_a_database_that_goes_back_is_another_one(tmp_path: Path, rng: np.random
     written after it."""
     url = f"sqlite:///{tmp_path / 'kith.db'}"
     with (
-        process(url) as one,
-        process(url) as two,
+        closing(Process(url)) as one,
+        closing(Process(url)) as two,
         closing(sqlite3.connect(tmp_path / "kith.db")) as file,
         closing(sqlite3.connect(tmp_path / "copy")) as copy,
     ):
@@ -289,41 +223,8 @@ def test_sqlite_is_a_file(path: str) -> None:
         open_database(f"sqlite:///{path}")
 
 
-def some_galleries(count: int) -> list[Gallery]:
-    settings, at = GallerySettings(), datetime.now(UTC)
-    return [Gallery(i, f"g{i}", "f", DIMENSION, settings, at, Seal(new_key()), version=i) for i in range(count)]
-
-
-def test_values_are_of_one_version_and_bounded() -> None:
-    cached = VersionedCache[int, SubjectLabel](10)
-    old, other = some_galleries(2)
-    new = replace(old, version=7)
-    cached.put(old, {1: SubjectLabel("ada", "by her old name")})
-    assert cached.get(old, [1, 2]) == {1: SubjectLabel("ada", "by her old name")}
-    assert not cached.get(new, [1]) and not cached.get(other, [1])
-    for pk in range(30):
-        cached.put(new, {pk: SubjectLabel(f"s{pk}", None)})
-    assert len(cached) == 10 and not cached.get(old, [1])
-    assert sorted(cached.get(new, range(30))) == list(range(20, 30))
-    cached.put(old, {1: SubjectLabel("ada", None)})
-    cached.keep(lambda name, version: (name, version) == (old.name, old.version))
-    assert len(cached) == 1 and cached.get(old, [1])
-
-
-def test_the_cache_of_galleries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_cache, "MAX_GALLERIES", 3)
-    kept = ReadCache(lambda: 1)
-    made = some_galleries(5)
-    for gallery in made:
-        kept.put(gallery, 1)
-    assert [kept.current(each.name) for each in made] == [None, None, *made[2:]]
-    kept.names.put(made[3], {1: SubjectLabel("ada", None)})
-    kept.evict("g3")
-    assert kept.latest("g3") is None and not len(kept.names) and kept.current("g4") == made[4]
-
-
 def test_the_services_own_audit_lines_empty_no_cache(tmp_path: Path, rng: np.random.Generator) -> None:
-    with process(f"sqlite:///{tmp_path / 'kith.db'}") as one:
+    with closing(Process(f"sqlite:///{tmp_path / 'kith.db'}")) as one:
         probe, keys = filled(one.store, "g", rng)[0].vector, KeyStore(one.database)
         url, line = one.database.engine.url.render_as_string(), Entry("identified", None)
         found, _ = one.search("g", probe), keys.ring()
@@ -337,7 +238,7 @@ def test_the_services_own_audit_lines_empty_no_cache(tmp_path: Path, rng: np.ran
         for _ in range(3):
             record_entries(one.database, [line])
             assert keys.cached_ring() is not None and one.statements_of(lambda: one.search("g", probe)) == 0
-        with process(url) as two:
+        with closing(Process(url)) as two:
             # Each change of another process is noticed, also one between two audit lines, or right after one.
             two.store.subjects.put(two.store.galleries.get("g"), "s0", "Ada", {}, [])
             record_entries(one.database, [line])
@@ -371,7 +272,7 @@ def test_verifications_read_a_subject_only_after_a_write(
     ada, bob = [vector.tolist() for vector in l2_normalize(rng.normal(size=(2, BUNDLED_DIMENSION)))]
     kith.update_gallery(gallery, risk={"threshold": 0.5})
     kith.enroll(gallery, "ada", embeddings=[ada], allow_duplicate=True)
-    with process(settings.sql_url) as other, reads_of_faces() as reads:
+    with closing(Process(settings.sql_url)) as other, reads_of_faces() as reads:
 
         def similarity(probe: list[float]) -> float:
             reads.clear()
@@ -400,56 +301,69 @@ def test_verifications_read_a_subject_only_after_a_write(
             similarity(ada)
 
 
+def some_galleries(count: int) -> list[Gallery]:
+    settings, at = GallerySettings(), datetime.now(UTC)
+    return [Gallery(i, f"g{i}", "f", DIMENSION, settings, at, Seal(new_key()), version=i) for i in range(count)]
+
+
 def faces(count: int) -> SubjectFaces:
     return SubjectFaces(np.ones((count, DIMENSION), np.float32), np.ones(count, np.float32), None)
 
 
-@pytest.mark.parametrize("sized", [faces, lambda count: found_of(range(count))])
-def test_values_of_a_size_are_bounded(sized: Callable[[int], Any]) -> None:
-    cached = VersionedCache[str, Any](10, len)
-    one, two, three = some_galleries(3)
-    for gallery in (one, two, three):
-        cached.put(gallery, {"ada": sized(4)})
-    assert [[*cached.get(each, ["ada"])] for each in (one, two, three)] == [[], ["ada"], ["ada"]]
-    cached.put(one, {"dee": sized(11)})
-    assert not cached.get(one, ["dee"]) and len(cached) == 2
-    for number in range(30):  # an empty one takes room, too
-        cached.put(three, {f"empty{number}": sized(0)})
-    assert len(cached) == 10
-
-
-def found_of(keys: Sequence[int]) -> HygieneReport:
-    pairs = [(key, key + 1) for key in keys]
-    found = [HygieneFinding("lookalikes", pair, pair, "look", 0.5, 0.5, 0.1, 0.2) for pair in pairs]
+def found_of(count: int) -> HygieneReport:
+    found = [HygieneFinding("lookalikes", (k, k), (k, k), "look", 0.5, 0.5, 0.1, 0.2) for k in range(count)]
     return HygieneReport(found, [], None)
 
 
-def test_a_report_is_computed_again_after_any_write(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
-    url = database_url()
-    with process(url) as one, process(url) as two:
-        template, *_ = filled(one.store, "g", rng)
-        store, reports = Store(one.database), list[HygieneReport]()
-        kept = store.cache
+def test_values_are_of_one_version_and_bounded() -> None:
+    cached = VersionedCache[int, str](10)
+    old, other = some_galleries(2)
+    new = replace(old, version=7)
+    cached.put(old, {1: "ada"})
+    assert cached.get(old, [1, 2]) == {1: "ada"}
+    assert not cached.get(new, [1]) and not cached.get(other, [1])
+    for pk in range(30):
+        cached.put(new, {pk: ""})
+    assert len(cached) == 10 and not cached.get(old, [1])
+    assert sorted(cached.get(new, range(30))) == list(range(20, 30))
+    cached.put(old, {1: "ada"})
+    cached.keep(lambda name, version: (name, version) == (old.name, old.version))
+    assert len(cached) == 1 and cached.get(old, [1])
 
-        def look() -> int:
-            """Compute a report unless one is cached, and return how often one was computed."""
-            now = store.galleries.get("g")
-            if not kept.findings.get(now, [None]):
-                reports.append(found_of(range(2)))
-                kept.findings.put(now, {None: reports[-1]})
-            return len(reports)
 
-        assert (look(), look()) == (1, 1)
-        two.store.subjects.put(two.store.galleries.get("g"), "s0", "Ada", {}, [])
-        assert (look(), look()) == (2, 2)
-        erasing: list[Callable[[Gallery], object]] = [
-            lambda now: store.templates.delete(now, "s0", template.id),
-            lambda now: store.subjects.merge(now, "s0", "s1"),
-            lambda now: store.subjects.delete(now, "s1"),
-        ]
-        for erase in erasing:
-            before = look()
-            erase(store.galleries.get("g"))
-            # Findings about an erased subject are dropped at once.
-            assert kept.latest("g") is None and not len(kept.findings)
-            assert (look(), look()) == (before + 1, before + 1)
+@pytest.mark.parametrize("sized", [faces, found_of])
+def test_values_of_a_size_are_bounded(sized: Callable[[int], Any]) -> None:
+    cached, made = VersionedCache[str, Any](10, len), some_galleries(3)
+    for gallery in made:
+        cached.put(gallery, {"ada": sized(4)})
+    assert [[*cached.get(each, ["ada"])] for each in made] == [[], ["ada"], ["ada"]]
+    cached.put(made[0], {"dee": sized(11)})
+    assert not cached.get(made[0], ["dee"]) and len(cached) == 2
+    for number in range(30):  # an empty one takes room, too
+        cached.put(made[2], {f"empty{number}": sized(0)})
+    assert len(cached) == 10
+
+
+def test_the_cache_of_galleries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_cache, "MAX_GALLERIES", 3)
+    kept, made = ReadCache(lambda: 1), some_galleries(5)
+    for gallery in made:
+        kept.put(gallery, 1)
+    assert [kept.current(each.name) for each in made] == [None, None, *made[2:]]
+    kept.names.put(made[3], {1: SubjectLabel("ada", None)})
+    kept.evict("g3")
+    assert kept.latest("g3") is None and not len(kept.names) and kept.current("g4") == made[4]
+
+
+def test_an_erasure_evicts_at_once(store: Store, rng: np.random.Generator) -> None:
+    template, *_ = filled(store, "g", rng)
+    erasing: list[Callable[[Gallery], object]] = [
+        lambda now: store.templates.delete(now, "s0", template.id),
+        lambda now: store.subjects.merge(now, "s0", "s1"),
+        lambda now: store.subjects.delete(now, "s1"),
+    ]
+    for erase in erasing:
+        now = store.galleries.get("g")
+        store.cache.findings.put(now, {None: found_of(2)})
+        erase(now)
+        assert store.cache.latest("g") is None and not len(store.cache.findings)

@@ -1,0 +1,615 @@
+"""Kills at any instant: acknowledged writes persist, other writes are absent or complete, and the index agrees with
+SQL.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
+from kith import FileStream, Kith, KithClientError
+from kith.wire.transfer import GalleryFileItem
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.core.atomic_files import atomic_write
+from service.core.errors import GalleryExistsError
+from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
+from service.domain.gallery_items import FileRow, vector_bytes
+from service.index.segment_builder import Sizes
+from service.security.master_keys import KeyFile, MasterKeys
+from service.storage.damage import damage
+from service.storage.db import engine
+from service.storage.db.row_sealing import subject_lookup
+from service.storage.db.tables import crops, erasures, idempotency, labels, templates, vectors
+from service.storage.privacy.backup import back_up, read_manifest, restore
+from service.storage.privacy.master_key_rotation import rewrap, uses
+from service.storage.repositories.bulk_templates import BulkStore
+from service.storage.repositories.erasures import ErasureStore
+from service.storage.repositories.generations import FILL, GenerationStore, SealedCrops
+from service.storage.repositories.jobs import ItemOutcome, JobStore
+from service.storage.repositories.store import Store
+from service.storage.transfer.importing import Import
+from tests.conftest import jpeg
+from tests.databases import open_database
+from tests.faults import LONG
+from tests.faults.history import halves, without_an_order
+from tests.faults.killing import CONTEXT, Case, Process, Scene, pause
+from tests.faults.servers import Server, serving
+from tests.faults.test_model import after_all, fresh
+from tests.faults.workers import Node, Task, template_id, vector_of, write
+from tests.postgres import DatabaseUrl
+from tests.receivers import Message, Receiver, receiving
+from tests.service.usecases.test_bulk_enrollment import as_tar, has_done
+from tests.soundness import problems
+
+DIMENSION: Final = 32
+TEMPLATES: Final = [template_id(3, number) for number in range(500)]
+FACE: Final = Crop(b"a face" * 100, ((1.0, 1.0), (3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (3.0, 3.0)))
+MAX_DELAY_S: Final = 0.25
+"""Maximum delay between a message of a writer or a server's client, and the kill."""
+
+
+def create(node: Node, enrolled: list[str], name: str = "g", **settings: Any) -> Gallery:
+    gallery = node.store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings(**settings))
+    if enrolled:
+        node.enroll(name, "a", [new_template(template) for template in enrolled])
+    return gallery
+
+
+def new_template(template: str, crop: Crop | None = None) -> NewTemplate:
+    return NewTemplate(template, vector_of(template, DIMENSION), "photo", crop=crop)
+
+
+# Deletion of a gallery: whole, or gone
+
+
+def a_gallery(scene: Scene) -> None:
+    with Node(scene.url) as node:
+        create(node, TEMPLATES)
+
+
+def delete(url: str, _path: Path, pipe: Pipe) -> None:
+    with Node(url) as node:
+        pipe.send("begun")
+        node.store.galleries.delete("g")
+
+
+def is_whole_or_gone(scene: Scene, _said: list[Any], ended: bool) -> None:
+    with Node(scene.url) as node:
+        is_gone = node.store.galleries.list_page(None, 2) == []
+        assert is_gone or not ended
+        if is_gone:
+            create(node, [] if ended else TEMPLATES)
+        assert set(node.templates("g")) == (set() if ended else set(TEMPLATES))
+
+
+# Backup: the file is the one before, or complete
+
+
+def a_backup(scene: Scene) -> None:
+    with Node(scene.url) as node:
+        create(node, TEMPLATES)
+        scene.known = back_up(node.database, scene.path).rows
+
+
+def back_up_again(url: str, path: Path, pipe: Pipe) -> None:
+    database = open_database(url)
+    pipe.send("begun")
+    back_up(database, path)
+
+
+def file_is_whole(scene: Scene, _said: list[Any], _ended: bool) -> None:
+    assert read_manifest(scene.path).rows == scene.known
+
+
+# Restore: the database is unchanged, or restored
+
+OF_BEFORE: Final = template_id(4, 0)
+
+
+def a_backup_of_another(scene: Scene) -> None:
+    with Node(scene.another_url()) as source, Node(scene.url) as node:
+        create(source, TEMPLATES)
+        back_up(source.database, scene.path)
+        create(node, [OF_BEFORE], "before")
+    scene.known = "before"
+
+
+def restore_it(url: str, path: Path, pipe: Pipe) -> None:
+    database = open_database(url)
+    pipe.send("begun")
+    restore(database, path, replace=True)
+    pipe.send("done")
+
+
+def is_unchanged_or_restored(scene: Scene, said: list[Any], _ended: bool) -> None:
+    with Node(scene.url) as node:
+        (gallery,) = node.store.galleries.list_page(None, 5)
+        assert gallery.name == "g" or (scene.known == "before" and "done" not in said)
+        scene.known = gallery.name
+        assert set(node.templates(scene.known)) == (set(TEMPLATES) if scene.known == "g" else {OF_BEFORE})
+
+
+# Erasure: a person is stored completely or not at all, and is gone once acknowledged
+
+PEOPLE: Final = [f"s{person}" for person in range(60)]
+EACH: Final = 5
+
+
+def people_of_every_table(scene: Scene) -> None:
+    scene.known = {}  # receipts by person
+    with Node(scene.url) as node:
+        gallery = create(node, [], keep_crops=True)
+        for person, name in enumerate(PEOPLE):
+            new = [new_template(template_id(person, number), FACE) for number in range(EACH)]
+            node.store.templates.enroll(gallery, name, new, IdempotentResponse(f"key {name}", "d", "an answer"))
+            node.store.subjects.put(gallery, name, "Name", {}, ["tag"])
+
+
+def erase_left(url: str, _path: Path, pipe: Pipe) -> None:
+    with Node(url) as node:
+        for subject in node.store.subjects.list_page(node.store.galleries.get("g"), None, 1000, SubjectFilter()):
+            pipe.send((subject.id, node.delete_subject("g", subject.id)))
+
+
+def people_are_whole_or_erased(scene: Scene, said: list[Any], ended: bool) -> None:
+    scene.known |= dict(said)
+    with Node(scene.url) as node:
+        gallery = node.store.galleries.get("g")
+        left = {s.id for s in node.store.subjects.list_page(gallery, None, 1000, SubjectFilter())}
+        assert not left & scene.known.keys() and not (ended and left)
+        with node.database.read() as connection:
+            tables = (templates, vectors, crops, labels, idempotency)
+            counts = [connection.execute(sa.select(sa.func.count()).select_from(t)).scalar_one() for t in tables]
+            erased = set(connection.execute(sa.select(erasures.c.subject)).scalars())
+        assert counts == [len(left) * EACH] * 3 + [len(left)] * 2
+        assert erased == {subject_lookup(gallery.seal, gone) for gone in {*PEOPLE} - left}
+        receipts = ErasureStore(node.database).list_page(gallery, limit=1000)
+        assert {receipt.id for _, receipt in receipts} >= set(scene.known.values())
+        assert set(node.templates("g").values()) == left
+
+
+# Import: complete blocks are stored, and importing the same file again adds the rest
+
+IN_BLOCK: Final = 100
+BLOCKS: Final = 40 if LONG else 12
+
+
+def an_empty_gallery(scene: Scene) -> None:
+    with Node(scene.url) as node:
+        create(node, [])
+
+
+def _block(number: int) -> list[str]:
+    return [template_id(7, number * IN_BLOCK + i) for i in range(IN_BLOCK)]
+
+
+def import_blocks(url: str, _path: Path, pipe: Pipe) -> None:
+    database = open_database(url)
+    taking = Import(BulkStore(database), Store(database).galleries.get("g"))
+    for number in range(BLOCKS):
+        rows = []
+        for place, template in enumerate(_block(number), start=1):
+            about = GalleryFileItem(subject=f"s{int(template, 16) % 500}", template=template)
+            vector = vector_bytes(vector_of(template, DIMENSION))
+            rows.append(FileRow(number * IN_BLOCK + place, about, about.subject, vector))
+        taking.take(rows)
+        pipe.send(number)
+
+
+def blocks_are_whole(scene: Scene, said: list[Any], ended: bool) -> None:
+    with Node(scene.url) as node:
+        stored = node.templates("g")
+    whole = len(stored) // IN_BLOCK
+    assert set(stored) == {template for number in range(whole) for template in _block(number)}
+    assert whole >= len(said) and (whole == BLOCKS or not ended)
+
+
+# Compaction: the index rebuilt after the restart agrees with SQL
+
+SIZES: Final = Sizes(seal=64, compact_from=128, max_length=512)
+"""Small sizes, so that a few hundred vectors are compacted like millions."""
+AT_ONCE: Final = 40
+
+
+def a_compact_gallery(scene: Scene) -> None:
+    scene.known = set(), set()  # templates that are enrolled, and deleted
+    with Node(scene.url) as node:
+        create(node, [], index="compact", recall=0.9)
+
+
+def _found(node: Node, enrolled: list[str]) -> int:
+    """Count the vectors that find their own template."""
+    probes = np.stack([vector_of(template, DIMENSION) for template in enrolled])
+    found = node.nearest("g", enrolled, probes)
+    return sum(subject == f"s{template}" for template, subject in found.items())
+
+
+def grow(url: str, _path: Path, pipe: Pipe) -> None:
+    """Enroll, delete and search, which runs background work."""
+    rng = np.random.default_rng()
+    with Node(url, sizes=SIZES) as node:
+        first = int(rng.integers(2**40)) << 40
+        for step in itertools.count():
+            made = [template_id(5, first + step * AT_ONCE + i) for i in range(AT_ONCE)]
+            for template in made:
+                node.enroll("g", f"s{template}", [new_template(template)])
+            gone = made[: int(rng.integers(0, AT_ONCE // 2))]
+            for template in gone:
+                node.delete_subject("g", f"s{template}")
+            pipe.send((made[len(gone) :], gone))
+            _found(node, made)
+            pause(rng.uniform(0, 0.05))
+
+
+def index_agrees(scene: Scene, said: list[Any], _ended: bool) -> None:
+    present, deleted = scene.known
+    for kept, gone in said:
+        present |= set(kept)
+        deleted |= set(gone)
+    with Node(scene.url, sizes=SIZES) as node:
+        assert _found(node, sorted(present)) >= 0.97 * len(present)
+        assert _found(node, sorted(deleted)) == 0
+
+
+# Rotation: one master key wraps all keys, and opens them
+
+
+def keys_in_a_file(scene: Scene) -> None:
+    master = MasterKeys(KeyFile(scene.path, may_make=True))
+    with closing(Store(engine.open_database(scene.url, master))) as store:
+        for number in range(20):
+            store.galleries.create(f"g{number}", "f" * 32, 8, GallerySettings())
+    scene.known = master.first().id
+
+
+def rotate(url: str, path: Path, pipe: Pipe) -> None:
+    """The two previous keys stay: a killed rotation may have left one of them in use."""
+    file = KeyFile(path)
+    with closing(engine.open_database(url, MasterKeys(file))) as database:
+        pipe.send("begun")
+        while True:
+            rewrap(database, file.add())
+            with atomic_write(path) as kept:
+                kept.write("\n".join(path.read_text().split()[:3]).encode())
+            pipe.send("rotated")
+
+
+def one_key_wraps_all(scene: Scene, said: list[Any], _ended: bool) -> None:
+    assert "rotated" in said
+    with closing(engine.open_database(scene.url, MasterKeys(KeyFile(scene.path)))) as database:
+        before = scene.known
+        with database.read() as connection:
+            (scene.known,) = uses(connection)  # a killed rotation was complete or had no effect
+        assert scene.known != before
+        assert [*damage(database)] == []
+
+
+# Migration: before or after each step, and the next process continues
+
+RECOGNIZERS: Final = {"f" * 32: "e" * 32, "e" * 32: "f" * 32}
+FOLLOWED_BY: Final = {"none": {"next", "previous"}, "next": {"previous"}, "previous": {"next", "none"}}
+"""States of the other generation."""
+
+
+def a_gallery_with_crops(scene: Scene) -> None:
+    with Node(scene.url) as node:
+        create(node, [], keep_crops=True)
+        node.enroll("g", "a", [new_template(template, FACE) for template in TEMPLATES[:60]])
+    scene.known = set(TEMPLATES[:60]), "none"  # acknowledged templates, and the state
+
+
+def _vector(template: str, generation: int) -> Float:
+    return np.roll(vector_of(template, DIMENSION), generation)
+
+
+def _state(gallery: Gallery) -> str:
+    return "none" if gallery.other is None else gallery.other.state
+
+
+def migrate(url: str, _path: Path, pipe: Pipe) -> None:
+    """Enroll, and fill and switch, roll back or finish, again and again."""
+    rng = np.random.default_rng()
+    with Node(url) as node:
+        generations, jobs, store = GenerationStore(node.database), JobStore(node.database), node.store
+        while True:
+            now = store.galleries.get("g")
+            template = template_id(5, now.templates)
+            own = NewTemplate(template, _vector(template, now.generation), "photo", crop=FACE)
+            node.enroll("g", f"s{now.templates % 20}", [own])
+            pipe.send(("enrolled", template))
+            state = _state(now)
+            if state != "previous":
+                generations.start(now, RECOGNIZERS[now.fingerprint], DIMENSION, "another")
+            while job := jobs.claim("here", -1, lambda job: job.kind == FILL and not job.cancel):
+                view = store.galleries.get("g").at_generation(job.parameters["generation"])
+
+                def embed(waiting: SealedCrops, number: int = view.generation) -> tuple[dict[int, Float], list[Any]]:
+                    return {one.pk: _vector(one.id, number) for one in waiting}, []
+
+                missing = generations.missing_keys(view)
+                for first in range(0, len(missing), 16):
+                    waiting = generations.crops(view, missing[first : first + 16])
+                    done = [ItemOutcome(one.id, "embedded") for one in waiting]
+                    generations.add(view, embed(waiting)[0], job, done, 0)
+                assert generations.switch(view, job, embed, (), 0)
+                jobs.finish(job, "succeeded")
+            now = store.galleries.get("g")
+            if state == "previous" and rng.random() < 0.5:
+                generations.roll_back(now)
+            elif state == "previous":
+                generations.finish(now, force=False)
+            pipe.send(("state", _state(store.galleries.get("g"))))
+
+
+def is_before_or_after_a_step(scene: Scene, said: list[Any], _ended: bool) -> None:
+    enrolled, state = scene.known
+    enrolled |= {what for kind, what in said if kind == "enrolled"}
+    state = next((what for kind, what in reversed(said) if kind == "state"), state)
+    with Node(scene.url) as node:
+        gallery = node.store.galleries.get("g")
+        found = _state(gallery)
+        assert found == state or found in FOLLOWED_BY[state]
+        scene.known = enrolled, found
+        for generation in GenerationStore(node.database).list_live(gallery):
+            view = gallery.at_generation(generation.number)
+            taken = node.store.changes.snapshot(view)
+            listed = node.store.templates.by_pk(gallery, taken.template_pks.tolist())
+            for pk, vector in zip(taken.template_pks.tolist(), taken.vectors, strict=True):
+                np.testing.assert_allclose(vector, _vector(listed[pk].id, view.generation), atol=1e-6)
+            if view.generation == gallery.generation:
+                waiting = JobStore(node.database).list_jobs(gallery, ("queued", "running"), None, 10)
+                assert enrolled <= {one.id for one in listed.values()} or waiting
+
+
+# The table
+
+CASES: Final = {
+    "deletion of a gallery": Case(a_gallery, delete, is_whole_or_gone, kills=(2, 12)),
+    "import": Case(an_empty_gallery, import_blocks, blocks_are_whole, kills=(2, 8), words=(0, BLOCKS // 2)),
+    "backup": Case(a_backup, back_up_again, file_is_whole, kills=(1, 8), delay_s=0.1),
+    "restore": Case(a_backup_of_another, restore_it, is_unchanged_or_restored, kills=(1, 8), delay_s=0.5),
+    "erasure": Case(
+        people_of_every_table, erase_left, people_are_whole_or_erased, kills=(4, 20), words=(1, 6), delay_s=0.01
+    ),
+    "compaction": Case(a_compact_gallery, grow, index_agrees, kills=(1, 10), words=(6, 12), delay_s=0.3, ends=False),
+    "rotation of the master key": Case(
+        keys_in_a_file, rotate, one_key_wraps_all, kills=(4, 24), words=(2, 3), delay_s=0.1, ends=False
+    ),
+    "migration": Case(
+        a_gallery_with_crops, migrate, is_before_or_after_a_step, kills=(3, 24), words=(1, 6), delay_s=0.1, ends=False
+    ),
+}
+SHORT: Final = ["deletion of a gallery", "import"]
+
+
+@pytest.mark.parametrize("name", [*SHORT, *(pytest.param(n, marks=pytest.mark.long) for n in CASES if n not in SHORT)])
+def test_killed_at_any_instant(some_database_url: DatabaseUrl, tmp_path: Path, name: str) -> None:
+    rng, case, scene = np.random.default_rng(), CASES[name], Scene(some_database_url, tmp_path / "file")
+    case.prepare(scene)
+    for kill in range(case.kills[LONG] + case.ends):
+        process, ended = Process(case.step, scene.url, scene.path), kill == case.kills[LONG]
+        if not ended:
+            process.wait_for(int(rng.integers(*case.words)))
+            pause(rng.uniform(0, case.delay_s))
+            process.kill()
+        case.holds(scene, process.ended(), ended)
+        assert case.step is rotate or problems(scene.url) == []  # its keys are not those of other tests
+
+
+WORK: Final = {
+    "enrollment": {"enroll": 1.0},
+    "all": {"enroll": 2.0, "move": 1.0, "delete": 0.5, "delete subject": 0.2, "trim": 0.5, "read": 0.5},
+}
+WRITERS: Final = 3
+
+
+@pytest.mark.parametrize("kind", WORK)
+def test_writers_killed_at_work(database_url: DatabaseUrl, kind: str) -> None:
+    """Kill all writers at once, like a power failure, or some while the others continue."""
+    url, rng = database_url(), np.random.default_rng()
+    for number in range(14 if LONG else 1):
+        name, counters = f"g{number}", CONTEXT.Array("q", WRITERS, lock=False)
+        fresh(url, name)
+        tasks = [Task(url, name, writer, WRITERS, 6, 60, WORK[kind]) for writer in range(WRITERS)]
+        writers = [Process(write, task, counters) for task in tasks]
+        for writer in writers:
+            writer.wait_for(1)
+        pause(rng.uniform(0, MAX_DELAY_S))
+        for writer in writers[: rng.integers(1, WRITERS + 1)]:
+            writer.kill()
+        histories = [writer.ended() for writer in writers]
+        assert without_an_order(after_all(url, name, histories)) == {}
+        with Node(url) as node:
+            assert halves(histories, node.templates(name)) == []
+        assert problems(url, name) == []
+
+
+def test_several_first_starts_at_once(database_url: DatabaseUrl) -> None:
+    """Concurrent writers on an empty database create the same gallery and the same subject."""
+    url = database_url()
+    processes = [Process(_first_start, url, number) for number in range(8)]
+    assert sorted(said for process in processes for said in process.ended()) == ["created"] + ["there"] * 7
+    with Node(url) as node:
+        assert len(node.templates("g")) == 8
+        gallery = node.store.galleries.get("g")
+        assert [s.id for s in node.store.subjects.list_page(gallery, None, 9, SubjectFilter())] == ["a"]
+    assert problems(url) == []
+
+
+def _first_start(url: str, number: int, pipe: Pipe) -> None:
+    with Node(url) as node:
+        try:
+            create(node, [])
+            pipe.send("created")
+        except GalleryExistsError:
+            pipe.send("there")
+        node.enroll("g", "a", [new_template(template_id(number, 0))])
+
+
+# Servers
+
+GALLERIES: Final = ("door", "gate")
+PER_REQUEST: Final = 3
+EVENTS_TIMEOUT_S: Final = 120
+
+
+def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl) -> None:
+    """A restarted server has the templates of acknowledged requests, and sends their events, in order."""
+    url, rng = some_database_url(), np.random.default_rng()
+    sent: dict[tuple[str, str], NDArray[np.float32]] = {}
+    enrolled: dict[tuple[str, str], list[str | None]] = {}
+    acknowledged: dict[str, list[tuple[str, str]]] = {gallery: [] for gallery in GALLERIES}
+    with receiving() as receiver, closing(Server(tmp_path, url, KITH_WEBHOOK_HOSTS=receiver.origin)) as server:
+        server.wait_until_ready()
+        with server.client() as kith:
+            dimension = kith.model().dimension
+            secret = kith.create_webhook(f"{receiver.origin}/", types=["decision", "enrollment"]).secret
+            for gallery in GALLERIES:
+                kith.create_gallery(gallery, risk={"threshold": 0.9})
+
+        def work(gallery: str, kill: int, alive: threading.Semaphore) -> None:
+            drawn = np.random.default_rng((kill, GALLERIES.index(gallery)))
+            with server.client() as kith, suppress(KithClientError):
+                for number in itertools.count():
+                    subject, vectors = f"k{kill}-{number}", l2_normalize(drawn.normal(size=(PER_REQUEST, dimension)))
+                    sent[gallery, subject] = vectors
+                    answer = kith.enroll(gallery, subject, embeddings=list(vectors), **UNCHECKED)
+                    enrolled[gallery, subject] = [result.template for result in answer.results]
+                    acknowledged[gallery].append(("enrollment", subject))
+                    assert _identify(kith, gallery, vectors) == subject
+                    acknowledged[gallery].append(("decision", subject))
+                    alive.release()
+
+        for kill in range(12 if LONG else 1):
+            # Some answers of the receiver come too late for the server that dies.
+            receiver.answers += [503, 204, 500] if LONG else []
+            alive = threading.Semaphore(0)
+            clients = [threading.Thread(daemon=True, target=work, args=(each, kill, alive)) for each in GALLERIES]
+            for client in clients:
+                client.start()
+            for _ in range(5):
+                assert alive.acquire(timeout=60)
+            pause(rng.uniform(0, MAX_DELAY_S))
+            server.kill()
+            for client in clients:
+                client.join(60)
+            server.launch()
+            server.wait_until_ready()
+            with server.client() as kith:
+                for gallery in GALLERIES:
+                    stored = {s.id: s.template_count for s in kith.subjects(gallery)}
+                    assert set(stored.values()) == {PER_REQUEST}
+                    known, asked = ({subject for name, subject in each if name == gallery} for each in (enrolled, sent))
+                    assert known <= set(stored) <= asked
+                    assert kith.gallery(gallery).template_count == sum(stored.values())
+        with receiver.changed:
+            assert receiver.changed.wait_for(lambda: _have_arrived(receiver, acknowledged), EVENTS_TIMEOUT_S)
+        for gallery, events in acknowledged.items():
+            told = _told(receiver.messages, gallery)
+            # Unacknowledged requests may be reported, too, but nothing out of order.
+            assert [event for event in told if event in set(events)] == events
+            assert len(told) == len(set(told))
+            assert len(told) - len(events) <= len({subject.partition("-")[0] for _, subject in told})
+        assert len({(m.id, m.body) for m in receiver.messages}) == len({m.id for m in receiver.messages})
+        assert all(m.is_signed_by(secret) for m in receiver.messages[-20:])
+        with server.client() as kith:
+            for (gallery, subject), ids in enrolled.items():
+                assert [template.id for template in kith.templates(gallery, subject)] == ids
+                assert _identify(kith, gallery, sent[gallery, subject]) == subject
+    assert problems(url) == []
+
+
+UNCHECKED: Final[dict[str, Any]] = {"allow_inconsistent": True, "allow_duplicate": True}
+
+
+def _identify(kith: Kith, gallery: str, vectors: Float) -> str | None:
+    (found,) = kith.identify(gallery, embeddings=list(l2_normalize(vectors.mean(0, keepdims=True)))).results
+    return found.subject
+
+
+def _told(messages: list[Message], gallery: str) -> list[tuple[str, str]]:
+    """Return type and subject of a gallery's events in the order of their first arrival."""
+    documents = {m.id: m.document for m in messages}  # a repeated message keeps its first place
+    return [(d["type"], d["data"]["subject"]) for d in documents.values() if d["data"]["gallery"] == gallery]
+
+
+def _have_arrived(receiver: Receiver, acknowledged: dict[str, list[tuple[str, str]]]) -> bool:
+    return all(set(events) <= set(_told(receiver.messages, gallery)) for gallery, events in acknowledged.items())
+
+
+PHOTOS: Final = 200 if LONG else 40
+JOB_KILLS: Final = [8, 20, 70, 120, 160] if LONG else [8, 20]
+
+
+def people_and_problems(store: Store) -> list[Any]:
+    """Return the subjects of the templates by vector, and the outcome of each item."""
+    (gallery,), jobs = store.galleries.list_page(None, 2), JobStore(store.database)
+    taken, (job,) = store.changes.snapshot(gallery), jobs.list_jobs(None, (), None, 2)
+    listed = store.templates.by_pk(gallery, taken.template_pks.tolist())
+    vectors = dict(zip(taken.template_pks.tolist(), (vector.tobytes() for vector in taken.vectors), strict=True))
+    people = sorted((template.subject, vectors[pk]) for pk, template in listed.items())
+    return [people, sorted((item.item, item.problem) for item in jobs.items(job, None, 10_000))]
+
+
+def groups_of_faces(store: Store) -> list[Any]:
+    """Return the groups of the album, with certainties, by the photos."""
+    albums, gallery = store.albums, store.galleries.get("g")
+    (album,) = albums.list_all(gallery)
+    found = []
+    for group in albums.groups(gallery, album.id, None, None, 1000):
+        faces = [face for _, face in albums.faces(gallery, album.id, group.number, None, 1000)]
+        found.append([(face.photo, face.box, face.certainty) for face in faces])
+    return [album.photo_count, album.threshold, found]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("method", "read"), [("enroll_archive", people_and_problems), ("create_album", groups_of_faces)]
+)
+def test_a_killed_job_ends_like_an_uninterrupted_one(
+    tmp_path: Path,
+    astronaut: NDArray[np.uint8],
+    actor: NDArray[np.uint8],
+    nobody: NDArray[np.uint8],
+    method: str,
+    read: Callable[[Store], list[Any]],
+) -> None:
+    """Each photo is processed once."""
+    rng, files = np.random.default_rng(1), {"nobody/1.jpg": jpeg(nobody), "nobody/2.jpg": b"no photo"}
+    for number in range(PHOTOS):
+        name, face = (("eileen", astronaut), ("tom", actor))[number // 5 % 2]
+        files[f"{name}/{number:03}.jpg"] = jpeg((face * rng.uniform(0.6, 1, 3)).astype(np.uint8))
+    archive = tmp_path / "archive.tar"
+    archive.write_bytes(as_tar(files))
+    ends = []
+    for kills in ([], JOB_KILLS):
+        folder = tmp_path / f"{len(kills)}-kills"
+        with serving(folder, None) as (server,), server.client(attempts=4) as kith:
+            kith.create_gallery("g")
+            job = getattr(kith, method)("g", FileStream(archive))
+            for kill in kills:
+                has_done(kith, job, kill)
+                server.kill()
+                with closing(sqlite3.connect(folder / "kith.db")) as database:
+                    assert database.execute("SELECT state FROM jobs").fetchone() == ("running",)
+                server.launch()
+                server.wait_until_ready()
+            ended = kith.wait_for(job.id, 300)
+            assert (ended.state, ended.done_count) == ("succeeded", ended.total_count)
+        with closing(Store(open_database(f"sqlite:///{folder / 'kith.db'}"))) as store:
+            ends.append(read(store))
+            assert list((folder / "spool").iterdir()) == []
+            assert problems(f"sqlite:///{folder / 'kith.db'}") == []
+    assert ends[0] == ends[1]
