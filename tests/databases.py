@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
+from service.domain.gallery import Gallery
 from service.security.master_keys import GivenKeys, MasterKeys
 from service.storage.db import engine as database
 from service.storage.db.engine import Database
 from service.storage.repositories.generations import FILL, GenerationStore
-from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.jobs import Job, JobStore
 from service.storage.repositories.store import Store
 
 TEXT = "00" * 31 + "07"
@@ -21,6 +22,15 @@ ON_BOTH = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indi
 
 def open_database(url: str) -> Database:
     return database.open_database(url, MASTER)
+
+
+def claimed(database: Database, gallery: Gallery, kind: str = "work") -> Job:
+    """Queue a job of a gallery, and claim it."""
+    jobs = JobStore(database)
+    made = jobs.create(gallery, kind, {})
+    job = jobs.claim("here", 60, lambda job: job.id == made.id)
+    assert job is not None
+    return job
 
 
 def change_recognizer(database: Database, gallery: str, fingerprint: str, dimension: int) -> None:

@@ -6,7 +6,9 @@ import stat
 import threading
 import uuid
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentRes
 from service.domain.strangers import Recalled
 from service.index.follower import Followers, in_process
 from service.security.api_keys import Rights
-from service.storage.audit.log import AuditFilter, listed_lines, note
+from service.storage.audit.log import note
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import seal_crop
 from service.storage.db.tables import (
@@ -44,7 +46,7 @@ from service.storage.repositories.jobs import ItemOutcome, JobStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.strangers import Sighting
 from service.storage.repositories.webhooks import WebhookStore
-from tests.databases import ON_BOTH, open_database
+from tests.databases import ON_BOTH, claimed, open_database
 from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
 from tests.service.storage.privacy.test_subject_access import make_album
@@ -103,9 +105,7 @@ def filled(database: Database) -> Store:
     store.templates.delete(two, "last", last.id)
     jobs = JobStore(database)
     make_album(store, jobs, two, {"ada": [*vectors(1)]})
-    jobs.create(one, "k", {})
-    job = jobs.claim("here", 60)
-    assert job is not None
+    job = claimed(database, one)
     jobs.record(job, [ItemOutcome("photo", "no_face", {}, "s0")], 1)
     jobs.finish(job, "failed", {"code": "image_format"})
     with database.write(LocalError("backup", "")) as connection:
@@ -176,29 +176,6 @@ def test_all_rows_are_restored_in_either_database(fresh: Open, sqlite: Database,
         assert new > highest + 1  # the deleted template's key is not reused
 
 
-def test_a_running_server_searches_the_restored_galleries(fresh: Open, tmp_path: Path) -> None:
-    database, file = fresh(), tmp_path / "backup"
-    store = filled(database)
-    followers = Followers(in_process(store))
-    before = store.galleries.get("one")
-    expected = names(store, "one", followers)
-    back_up(database, file)
-    store.templates.move(before, "s3", store.templates.list_page(before, "s3")[0].id, "s4")
-    assert names(store, "one", followers) != expected
-    restore(database, file, replace=True)
-    assert names(store, "one", followers) == expected
-    after = store.galleries.get("one")
-    assert after.pk > before.pk
-    assert (after.subjects, after.templates, after.settings) == (20, 20, before.settings)
-    assert store.templates.stored_answer(after, "key 5", "digest") == "{}"
-    assert [one.event for one in listed_lines(database, AuditFilter(after.pk), None, 1)] == ["e"]
-    enroll(store, after, "s20", *vectors(1, 9))
-    assert store.changes.count_after(after, 0) == 21
-    restore(database, file, replace=True)
-    assert names(store, "one", followers) == expected
-    check(database)
-
-
 def test_a_restore_that_fails_changes_nothing(fresh: Open, tmp_path: Path) -> None:
     database, file = fresh(), tmp_path / "backup"
     filled(database)
@@ -241,94 +218,54 @@ def test_tables_of_another_revision_are_refused(fresh: Open, tmp_path: Path) -> 
 
 @ON_BOTH
 def test_a_backup_is_a_snapshot_during_concurrent_writes(fresh: Open, tmp_path: Path) -> None:
-    origin = fresh()
-    store = Store(origin)
+    """It contains all writes before its time, and no half of one."""
+    origin, stop = fresh(), threading.Event()
+    store, written = Store(origin), dict[str, str]()
     gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-    stop = threading.Event()
 
     def write() -> None:
-        for i in range(10_000):
-            if stop.is_set():
-                return
-            enroll(store, gallery, f"s{i:05d}", *vectors(2, i))
+        while not stop.is_set():
+            enroll(store, gallery, subject := f"s{len(written):05d}", *vectors(2, len(written)))
+            written[subject] = datetime.now(UTC).isoformat()
 
-    writer = threading.Thread(daemon=True, target=write)
-    writer.start()
-    try:
-        while store.galleries.get("g").templates < 20:
-            pass
-        for number in range(3):
-            file, copy = tmp_path / str(number), fresh()
-            back_up(origin, file)
-            restore(copy, file)
-            there = Store(copy).galleries.get("g")
-            assert there.templates == 2 * there.subjects >= 20
-            with copy.read() as connection:
-                owners = connection.execute(sa.select(templates.c.subject_pk)).scalars().all()
-                lines = connection.execute(sa.select(sa.func.count()).select_from(changes)).scalar()
-            assert len(owners) == there.templates == lines
-            assert sorted(owners) == sorted(2 * list(set(owners)))
-    finally:
-        stop.set()
-        writer.join()
+    with ThreadPoolExecutor(1) as thread:
+        writer = thread.submit(write)
+        try:
+            while len(written) < 10:
+                pass
+            for number in range(3):
+                file, copy = tmp_path / str(number), fresh()
+                manifest = back_up(origin, file)
+                restore(copy, file)
+                there = Store(copy).galleries.get("g")
+                found = {s.id for s in Store(copy).subjects.list_page(there, None, 10_000, SubjectFilter())}
+                assert {subject for subject, at in [*written.items()] if at < manifest.created_at} <= found
+                assert there.templates == 2 * there.subjects
+                with copy.read() as connection:
+                    owners = Counter(connection.execute(sa.select(templates.c.subject_pk)).scalars())
+                    lines = connection.execute(sa.select(sa.func.count()).select_from(changes)).scalar()
+                assert {*owners.values()} == {2} and owners.total() == there.templates == lines
+        finally:
+            stop.set()
+        writer.result(60)
 
 
 def test_concurrent_backups_to_one_file_do_not_mix(fresh: Open, sqlite: Database, tmp_path: Path) -> None:
     origin, file = fresh(), tmp_path / "backup"
     filled(origin)
     (tmp_path / "backup.part").write_bytes(b"another's")
-    failures: list[BaseException] = []
 
-    def repeat() -> None:
-        try:
-            for _ in range(5):
-                back_up(origin, file)
-                read_manifest(file)
-        except BaseException as error:
-            failures.append(error)
+    def repeat(_: int) -> None:
+        for _ in range(5):
+            back_up(origin, file)
+            read_manifest(file)
 
-    both = [threading.Thread(daemon=True, target=repeat) for _ in range(2)]
-    for thread in both:
-        thread.start()
-    for thread in both:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(repeat, range(2))] == [None] * 2
     restore(sqlite, file)
     assert everything(sqlite) == everything(origin)
     assert (tmp_path / "backup.part").read_bytes() == b"another's"
     assert {path.name for path in tmp_path.glob("backup*")} == {"backup", "backup.part"}
-
-
-def test_a_backup_contains_all_writes_before_its_time(fresh: Open, tmp_path: Path) -> None:
-    origin, file, copy = fresh(), tmp_path / "backup", fresh()
-    store = filled(origin)
-    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-    written: list[tuple[str, datetime]] = []
-    stop = threading.Event()
-
-    def write() -> None:
-        for i in range(10_000):
-            if stop.is_set():
-                return
-            enroll(store, gallery, f"s{i}", *vectors(1, i))
-            written.append((f"s{i}", datetime.now(UTC)))
-
-    writer = threading.Thread(daemon=True, target=write)
-    writer.start()
-    try:
-        while not written:
-            pass
-        manifest = back_up(origin, file)
-        before = len(written)
-        while len(written) < before + 2:
-            pass
-    finally:
-        stop.set()
-        writer.join()
-    restore(copy, file)
-    there = Store(copy)
-    found = {s.id for s in there.subjects.list_page(there.galleries.get("g"), None, 10_000, SubjectFilter())}
-    assert {subject for subject, at in written if at.isoformat() < manifest.created_at} <= found
 
 
 def test_the_command_line(sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

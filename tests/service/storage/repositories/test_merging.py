@@ -14,7 +14,7 @@ from kith.wire.fields import MAX_LABELS
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.cli.main import app
-from service.core.errors import InvalidRequestError, StorageError, SubjectErasedError, SubjectNotFoundError
+from service.core.errors import InvalidRequestError, StorageError, SubjectNotFoundError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter, SubjectRecord
 from service.index.follower import Followers, in_process
 from service.storage.audit.log import AuditFilter, listed_lines
@@ -105,18 +105,6 @@ def test_what_is_done_is_told_again_and_not_done_again(store: Store) -> None:
             store.subjects.merge(store.galleries.get("g"), subject, into)
     with pytest.raises(InvalidRequestError):
         store.subjects.merge(store.galleries.get("g"), "ada", "ada")
-
-
-def test_what_began_before_brings_nobody_back(store: Store, rng: np.random.Generator) -> None:
-    begun = store.galleries.get("g")
-    store.subjects.merge(begun, "countess", "ada")
-    with pytest.raises(SubjectErasedError):
-        store.templates.enroll(begun, "countess", [_template(vector) for vector in _drawn(rng, 1)], None)
-    store.templates.enroll(store.galleries.get("g"), "countess", [_template(vector) for vector in _drawn(rng, 1)], None)
-    for subject, into in (("countess", "tom"), ("tom", "countess")):  # she is another one since
-        with pytest.raises(SubjectErasedError):
-            store.subjects.merge(begun, subject, into)
-    assert store.subjects.merge(store.galleries.get("g"), "countess", "tom").template_count == 1
 
 
 def test_it_is_done_whole_or_not_at_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
