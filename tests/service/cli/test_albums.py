@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import sqlite3
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -88,34 +85,6 @@ def test_named_groups_are_enrolled_and_recognized(run: Program, kith: Kith, gall
     assert allowed["enrolled_count"] == 2
     for wrong in ("g1", "=ada", "g1="):
         run("album", "enroll", made.id, wrong, "-g", gallery, status=2)
-
-
-@pytest.mark.long
-def test_an_interrupted_album_is_resumed_by_its_job(local: Program, folder: Path) -> None:
-    """Ctrl-C ends the command and its service; the next service on the database goes on with the job."""
-    local.environment["KITH_THREADS"] = "1"
-    with local.start("album", "create", folder, "-g", "g", "--detail", "high", stdout=None, stderr=None) as process:
-        while process.poll() is None and not running_jobs(local.folder / "data" / "kith.db"):
-            time.sleep(0.01)
-        time.sleep(0.3)
-        process.send_signal(signal.SIGINT)
-    assert process.returncode in (1, 130)
-    (job,) = json.loads(local("jobs", "list", "--json"))
-    local("jobs", "watch", job["id"], status=1)
-    assert shows_people(album(local, "show", job["id"]))
-
-
-def running_jobs(path: Path) -> int:
-    if not path.is_file():
-        return 0
-    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    try:
-        (count,) = database.execute("SELECT count(*) FROM jobs WHERE state = 'running'").fetchone()
-        return int(count)
-    except sqlite3.OperationalError:  # not created yet, or locked
-        return 0
-    finally:
-        database.close()
 
 
 def test_people_of_lfw_are_grouped_at_the_risk(data: Path, local: Program) -> None:

@@ -1,4 +1,4 @@
-"""Behavior that all commands share: exit statuses, streams, errors, questions, completion and resuming."""
+"""Behavior that all commands share: exit statuses, streams, errors, questions, completion and unusual names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,12 +22,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from kith import Kith
-from service import server as server_module
-from service.cli.terminal import remedy_lines
-from service.cli.words import format_odds
+from service.cli.terminal import print_json, print_line, print_note, remedy_lines
+from service.cli.words import CONTROL_PATTERN, format_odds
 from service.server import embedded
-from service.settings import load_settings
+from service.settings import Settings, load_settings
+from service.storage.repositories.store import Store
 from tests.conftest import ROOT, jpeg
+from tests.databases import open_database
+from tests.local_http import Handler, served_by
 from tests.service.cli.conftest import Program
 
 
@@ -283,35 +283,20 @@ def test_strangers_are_listed_named_merged_and_forgotten(
 def refusing(server: str, refused: Callable[[str], bool], status: int = 409) -> Iterator[str]:
     """Yield the address of a proxy that fails the requests whose path ``refused`` selects."""
 
-    class Proxy(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            length = self.headers["Content-Length"]
+    class Proxy(Handler):
+        def forward(self) -> None:
             if refused(self.path):
                 self.close_connection = True
-                self._answer(status, b'{"code": "torn", "detail": "Failed.", "remedy": "Retry."}')
-                return
-            body = None if length is None else self.rfile.read(int(length))
+                return self.answer(status, b'{"code": "torn", "detail": "Failed.", "remedy": "Retry."}')
             with closing(HTTPConnection(urlsplit(server).netloc)) as connection:
-                connection.request(self.command, self.path, body, dict(self.headers))
+                connection.request(self.command, self.path, self.read_body() or None, dict(self.headers))
                 answer = connection.getresponse()
-                self._answer(answer.status, answer.read())
+                return self.answer(answer.status, answer.read(), {"Content-Type": "application/json"})
 
-        do_POST = do_GET
+        do_GET = do_POST = forward
 
-        def _answer(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{proxy.server_port}"
-        proxy.shutdown()
+    with served_by(Proxy) as url:
+        yield url
 
 
 def test_what_was_done_before_an_error_is_printed(
@@ -415,19 +400,6 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_an_interrupted_start_ends_the_embedded_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that still runs would abort the interpreter at exit."""
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {thread for thread in threading.enumerate() if thread.name == "kith-server"}
-    monkeypatch.setattr(server_module, "_wait_for_start", interrupted)
-    with pytest.raises(KeyboardInterrupt), embedded(load_settings(data_dir=tmp_path, log_level="WARNING")):
-        pass
-    assert {thread for thread in threading.enumerate() if thread.name == "kith-server"} == before
-
-
 def test_odds_are_rounded_to_words() -> None:
     assert [format_odds(chance) for chance in (0.4, 0.05, 0.001, 3.21e-5, 1e-12)] == [
         "40 in 100",
@@ -445,3 +417,53 @@ def test_each_error_code_gets_one_line() -> None:
         "no_face: Turn it.",
         "low_quality: Photo 0.",
     ]
+
+
+NAME = "Ada\x1b[2J\nerror: \x9b5m\u202eadA"
+SHOWN = "Ada\ufffd[2J"
+TAG = "\x1b]0;title\x07"
+WRITTEN = "\u0645\u06cc\u200c\u062e 山田\u3000太郎 O\u2019Neil \u200f\u05d0 👩\u200d🔬"
+"""What names are written with."""
+
+
+def test_stored_names_are_read_as_they_are_and_shown_as_text(
+    run: Program, kith: Kith, gallery: str, settings: Settings, photos: dict[str, Path]
+) -> None:
+    kith.enroll(gallery, "ada", photos["eileen"])
+    with closing(open_database(settings.sql_url)) as database:
+        store = Store(database)
+        store.subjects.put(store.galleries.get(gallery), "ada", NAME, {"k": NAME}, [TAG])
+    assert (kith.subject(gallery, "ada").name, kith.subject(gallery, "ada").tags) == (NAME, [TAG])
+    identify = ("identify", photos["eileen"], "--draw", "out.png")
+    for command in (("subject", "list"), ("subject", "show", "ada"), identify):
+        shown = run(*command, "-g", gallery)
+        assert SHOWN in shown
+        assert not CONTROL_PATTERN.search((shown + run.stderr).replace("\n", ""))
+        told = run(*command, "-g", gallery, "--json")
+        assert not CONTROL_PATTERN.search(told.replace("\n", ""))
+        assert NAME in values(json.loads(told))
+    with Image.open(run.folder / "out.png") as drawn:
+        assert min(drawn.size) >= 1280
+
+
+def values(document: Any) -> Iterator[Any]:
+    """Yield the scalar values of a JSON document, at any depth."""
+    if isinstance(document, dict | list):
+        for each in document.values() if isinstance(document, dict) else document:
+            yield from values(each)
+    else:
+        yield document
+
+
+def test_messages_are_text_in_lines_of_our_own(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line("one\ntwo\x1b[2J")
+    print_line(WRITTEN)
+    print_note("three\x9b")
+    print_json({"name": "\x9b\u202e\x7f\n", "list": ["é"]})
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"one\ntwo\ufffd[2J\n{WRITTEN}\n")
+    assert printed.err == "three\ufffd\n"
+    document = printed.out.partition(f"{WRITTEN}\n")[2]
+    assert json.loads(document) == {"name": "\x9b\u202e\x7f\n", "list": ["é"]}
+    assert document.isascii() is False
+    assert not CONTROL_PATTERN.search(document.replace("\n", ""))

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
-from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from models.engines import selection
 from models.engines.selection import EnginePreference, OpenedNetworks, open_networks
 from models.pack.loading import load_pack
 from models.vision.specs import DetectionSpec, NetworkSpec
-from service.cli.tools.doctor import check_conflicts, check_gpu_runtime, check_gpus, diagnose, installed_versions
+from service.cli.tools.doctor import check_conflicts, check_gpu_runtime, check_gpus, diagnose
 from service.settings import load_settings
-from tests.conftest import ROOT
 from tests.packs import pack_in_openvinos_format
 from tests.service.cli.conftest import Program
 
@@ -70,21 +66,3 @@ def test_a_recognizer_that_gpus_do_not_run_is_an_error(tmp_path: Path, monkeypat
 def without_detector(spec: NetworkSpec, wish: EnginePreference) -> OpenedNetworks:
     """Open a recognizer; a detector would need a GPU."""
     return OpenedNetworks([]) if isinstance(spec, DetectionSpec) else open_networks(spec, wish)
-
-
-def test_no_extra_installs_a_second_runtime() -> None:
-    """Only the extra 'cpu' installs onnxruntime, and only 'gpu' onnxruntime-gpu (docs/decisions.md, 2)."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {extra: {Requirement(r).name for r in listed} for extra, listed in project["optional-dependencies"].items()}
-    assert names["cpu"] == {"faiss-cpu", "onnxruntime", "openvino"}
-    assert names["gpu"] == {"faiss-gpu", "onnxruntime-gpu"}
-    # No direct or transitive dependency installs the CPU runtime beside the GPU extra.
-    waiting, seen, installed = [Requirement(r) for r in project["dependencies"]], set[str](), installed_versions()
-    while waiting:
-        requirement = waiting.pop()
-        name = requirement.name.lower().replace("_", "-")
-        is_asked = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if is_asked and name not in seen and name in installed:
-            seen.add(name)
-            waiting += map(Requirement, requires(name) or [])
-    assert not seen & {"onnxruntime", "onnxruntime-gpu", "insightface", "opencv-python", "torch"}

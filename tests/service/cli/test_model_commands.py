@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pytest
@@ -21,11 +22,11 @@ from models.checksums import sha256_of
 from models.engines.selection import available_precisions
 from models.pack import quantization
 from models.pack.loading import BUNDLED_PACK, load_pack
-from service.cli.main import main
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
 from tests.http_files import File, Server, serving
+from tests.service.cli.conftest import Program
 from tests.service.inference.image_files import heic
 
 CATALOG = """
@@ -60,31 +61,23 @@ def mirror() -> Iterator[Server]:
         yield server
 
 
-class Command:
-    """``kith models`` in this process."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
-        self._capsys, self._patch = capsys, patch
-
-    def __call__(self, *words: str, code: int = 0, pack: str = "kith-compact") -> str:
-        self._patch.setenv("KITH_PACK", pack)
-        self._patch.setattr("sys.argv", ["kith", "models", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = self._capsys.readouterr()
-        assert ended.value.code == code, printed.err
-        return printed.out if "--json" in words else " ".join((printed.out + printed.err).split())
+class Models(Protocol):
+    def __call__(self, *words: str, code: int = 0, pack: str = "kith-compact") -> str: ...
 
 
 @pytest.fixture
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    return Command(capsys, monkeypatch)
+def models(local: Program) -> Models:
+    """Call ``kith models``; return what it prints, without line breaks."""
+
+    def call(*words: str, code: int = 0, pack: str = "kith-compact") -> str:
+        printed = local("models", *words, status=code, KITH_PACK=pack)
+        return printed if "--json" in words else " ".join((printed + local.stderr).split())
+
+    return call
 
 
 @pytest.fixture
-def catalog(mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def catalog(mirror: Server, tmp_path: Path) -> Path:
     detector = BUNDLED_PACK / "detector.onnx"
     text = CATALOG.replace("SERVER", mirror.url).replace("SHA256", sha256_of(detector))
     path = tmp_path / "data" / "models" / "catalog.toml"
@@ -95,7 +88,7 @@ def catalog(mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("catalog")
 def test_pull_list_show_verify_and_serve(
-    mirror: Server, models: Command, tmp_path: Path, astronaut: NDArray[np.uint8]
+    mirror: Server, models: Models, tmp_path: Path, astronaut: NDArray[np.uint8]
 ) -> None:
     refused = models("pull", "mirrored", code=3)
     assert "license_not_accepted" in refused
@@ -128,13 +121,12 @@ def test_pull_list_show_verify_and_serve(
     recognizer.write_bytes(recognizer.read_bytes()[:-1] + b"x")
     damaged = json.loads(models("verify", "mirrored", "--json", code=1))["mirrored"]
     assert [finding["what"] for finding in damaged if not finding["ok"]] == ["recognizer.onnx"]
-    models("pull", "mirrored", "--accept-license")
-    models("verify")
     mirror.files["/detector.onnx"].content = b"something else"
     recognizer.with_name("detector.onnx").unlink()
     assert "download_corrupt" in models("pull", "mirrored", code=3)
     mirror.files["/detector.onnx"].content = (BUNDLED_PACK / "detector.onnx").read_bytes()
     models("pull", "mirrored")
+    models("verify")
 
     settings = load_settings(pack="mirrored", data_dir=tmp_path / "data", log_level="WARNING")
     with embedded(settings) as url, Kith(url) as kith:
@@ -144,7 +136,7 @@ def test_pull_list_show_verify_and_serve(
 
 @pytest.mark.usefixtures("catalog")
 def test_calibration_reads_photos_of_phones_and_names_damaged_ones(
-    models: Command, tmp_path: Path, astronaut: NDArray[np.uint8]
+    models: Models, tmp_path: Path, astronaut: NDArray[np.uint8]
 ) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
@@ -168,7 +160,7 @@ def test_calibration_reads_photos_of_phones_and_names_damaged_ones(
 
 @pytest.mark.usefixtures("catalog")
 @pytest.mark.long
-def test_a_pulled_pack_is_quantized_once(models: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pulled_pack_is_quantized_once(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantization, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(quantization, "MAX_LANDMARK_SHIFT", 0.5)  # the bundled detector is no network for INT8
     if not any("int8" in precisions for precisions in available_precisions().values()):
@@ -203,7 +195,7 @@ def test_the_license_is_asked_for_at_a_terminal(answer: str, fetched: bool, mirr
     assert bool(mirror.requests) == fetched
 
 
-def test_the_default_catalog_lists_all_packs(models: Command) -> None:
+def test_the_default_catalog_lists_all_packs(models: Models) -> None:
     listed = {row["name"]: row for row in json.loads(models("list", "--json"))}
     assert listed["kith-compact"]["served"]
     assert {"open-model-zoo", "opencv-zoo", "buffalo_l"} <= set(listed)
