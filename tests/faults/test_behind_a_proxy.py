@@ -35,7 +35,7 @@ from tests.faults import LONG
 from tests.faults.servers import Server, free_port, serving
 from tests.milvus_lite import MilvusLite
 from tests.postgres import Postgres
-from tests.service.api.http.test_kept_alive import DELAYED_ACK_S, usual_time_s
+from tests.service.api.http.test_connection_limits import DELAYED_ACK_S, usual_time_s
 
 pytestmark = pytest.mark.long
 

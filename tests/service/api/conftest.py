@@ -4,15 +4,20 @@ tests of a worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import httpx2 as httpx
 import pytest
 
 from kith import Kith
+from kith.wire.common import Scope
+from service.security.api_keys import Rights
 from service.server import embedded
 from service.settings import Settings, load_settings
+from service.storage.repositories.api_keys import KeyStore
+from tests.databases import open_database
 from tests.receivers import Receiver, receiving
 
 KEY = "the-operator-s-key-of-these-tests-and-more"
@@ -26,6 +31,12 @@ class Guarded:
     url: str
     settings: Settings
     receiver: Receiver
+
+    def token(self, *scopes: Scope, galleries: Sequence[str] = ()) -> str:
+        """Return the token of a new key, for all galleries if none is given."""
+        with closing(open_database(self.settings.sql_url)) as database:
+            names = frozenset(galleries) if galleries else None
+            return KeyStore(database).create("k", Rights(frozenset(scopes), names))[1]
 
 
 @pytest.fixture(scope="session")

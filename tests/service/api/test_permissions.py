@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import threading
-import zipfile
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -35,11 +32,13 @@ from service.storage.repositories.store import Store
 from tests.conftest import ROOT, jpeg
 from tests.databases import open_database
 from tests.packs import BUNDLED_DIMENSION
+from tests.service.usecases.test_bulk_enrollment import Bytes, as_zip
 
 OPERATOR = "an operator key of sufficient length"
 APP = create_app(load_settings(_env_file=None))
 OWN, OTHER, ABSENT = "own", "zebra", "quail"
-GRAY = b64encode(jpeg(np.full((48, 48, 3), 128, np.uint8))).decode()
+GRAY_PHOTO = jpeg(np.full((48, 48, 3), 128, np.uint8))
+GRAY = b64encode(GRAY_PHOTO).decode()
 VECTOR = [1.0, *[0.0] * (BUNDLED_DIMENSION - 1)]
 NOTHING = "0" * 32
 
@@ -116,18 +115,12 @@ class House:
     tokens: dict[tuple[Scope, str], str]
     bad: dict[str, str | None]
     revoked: str
-    folder: Path
     database: str
 
     def ask(self, token: str | None, route: str, gallery: str = OWN, **options: Any) -> httpx.Response:
-        method, _, path = route.partition(" ")
-        job = self.jobs.get(gallery, NOTHING)
-        path = path.replace("{file:path}", "main.js")
-        nothing = dict.fromkeys(
-            ("template", "decoy", "other", "receipt", "webhook", "stranger", "album", "face"), NOTHING
-        )
-        nothing["group"] = "g1"
-        path = path.format(gallery=gallery, subject="ada", job=job, key=self.revoked, **nothing)
+        method, _, path = route.replace("{file:path}", "main.js").partition(" ")
+        known = {"gallery": gallery, "subject": "ada", "job": self.jobs.get(gallery, NOTHING), "group": "g1"}
+        path = re.sub("{([a-z]+)}", lambda name: (known | {"key": self.revoked}).get(name[1], NOTHING), path)
         headers = {name.encode(): value.encode() for name, value in options.pop("headers", {}).items()}
         if token is not None:
             headers[b"Authorization"] = f"Bearer {token}".encode()
@@ -137,51 +130,54 @@ class House:
             answer.read()
         return answer
 
+    def create(self, kith: Kith, gallery: str) -> None:
+        """Create a gallery with a subject and a job."""
+        kith.create_gallery(gallery)
+        self.jobs[gallery] = kith.enroll_archive(gallery, Bytes(as_zip({"bo/one.jpg": GRAY_PHOTO}))).id
+        kith.wait_for(self.jobs[gallery], 60)
+
+    def restore(self, route: str) -> None:
+        """Create again what the request deleted."""
+        others = ("template", "stranger", "album")
+        if route.startswith("DELETE /v1/galleries") and not any(other in route for other in others):
+            with Kith(self.url, OPERATOR) as kith:
+                if "subject" not in route:
+                    self.create(kith, OWN)
+                kith.enroll(OWN, "ada", embeddings=[VECTOR], allow_duplicate=True)
+
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    folder = tmp_path_factory.mktemp("house")
-    settings = load_settings(data_dir=folder, api_key=OPERATOR, log_level="WARNING")
-    with embedded(settings) as url, Kith(url, OPERATOR) as kith:
-        database = open_database(settings.sql_url)
-        store = KeyStore(database)
-        jobs = {}
-        for name in (OWN, OTHER):
-            kith.create_gallery(name)
-            kith.enroll(name, "ada", embeddings=[VECTOR], allow_duplicate=True)
-            jobs[name] = kith.enroll_archive(name, _archive(folder / "one.zip")).id
-            kith.wait_for(jobs[name], 60)
-        of = {OWN: frozenset({OWN}), OTHER: frozenset({OTHER}), "all": None}
+    settings = load_settings(data_dir=tmp_path_factory.mktemp("house"), api_key=OPERATOR, log_level="WARNING")
+    with (
+        embedded(settings) as url,
+        Kith(url, OPERATOR) as kith,
+        closing(open_database(settings.sql_url)) as database,
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
+        store, of = KeyStore(database), {OWN: frozenset({OWN}), OTHER: frozenset({OTHER}), "all": None}
         tokens = {
             (scope, galleries): store.create("k", Rights(frozenset({scope}), names))[1]
             for scope in SCOPES
             for galleries, names in of.items()
         }
         everything = Rights(frozenset(SCOPES), None)
-        expired = store.create("k", everything, datetime.now(UTC) - timedelta(seconds=1))[1]
         revoked, ended = store.create("k", everything)
         store.revoke(revoked.id)
-        known, unknown = tokens["admin", "all"][:-1], f"kith_{'0' * 12}_{'0' * 64}"
         bad = {
             "none": None,
-            "expired": expired,
+            "expired": store.create("k", everything, datetime.now(UTC) - timedelta(seconds=1))[1],
             "revoked": ended,
-            "wrong secret": known + "x",
-            "unknown id": unknown,
+            "wrong secret": tokens["admin", "all"][:-1] + "x",
+            "unknown id": f"kith_{'0' * 12}_{'0' * 64}",
             "of no form": "kith_",
             "not ASCII": "\N{LATIN SMALL LETTER E WITH ACUTE}",
         }
-        with httpx.Client(base_url=url, timeout=60) as http:
-            yield House(url, http, jobs, tokens, bad, revoked.id, folder, settings.sql_url)
-        database.close()
-
-
-def _archive(path: Path) -> Path:
-    held = io.BytesIO()
-    with zipfile.ZipFile(held, "w") as archive:
-        archive.writestr("bo/one.jpg", jpeg(np.full((48, 48, 3), 128, np.uint8)))
-    path.write_bytes(held.getvalue())
-    return path
+        made = House(url, http, {}, tokens, bad, revoked.id, settings.sql_url)
+        for name in (OWN, OTHER):
+            made.create(kith, name)
+            kith.enroll(name, "ada", embeddings=[VECTOR], allow_duplicate=True)
+        yield made
 
 
 def test_the_table_covers_every_route_and_scope(house: House) -> None:
@@ -212,11 +208,11 @@ def test_every_route_with_every_scope(house: House, route: str) -> None:
             refused = (404, "job_not_found" if "{job}" in route else "gallery_not_found")
         if refused is None:
             assert _was_admitted(answer), (route, scope, galleries, answer.text[:300])
-            _restore(house, route)
+            house.restore(route)
         else:
             assert (answer.status_code, answer.json()["code"]) == refused, (route, scope, galleries, answer.text[:300])
     assert _was_admitted(house.ask(OPERATOR, route, **options)), route
-    _restore(house, route)
+    house.restore(route)
     for what, bad in house.bad.items():
         answer = house.ask(bad, route, **options)
         if row.keyless:
@@ -232,17 +228,6 @@ def _was_admitted(answer: httpx.Response) -> bool:
         return True
     refusals = ("gallery_not_found", "job_not_found")
     return 404 <= answer.status_code < 500 and answer.json()["code"] not in refusals
-
-
-def _restore(house: House, route: str) -> None:
-    others = ("template", "stranger", "album")
-    if route.startswith("DELETE /v1/galleries") and not any(other in route for other in others):
-        with Kith(house.url, OPERATOR) as kith:
-            if "subject" not in route:
-                kith.create_gallery(OWN)
-                house.jobs[OWN] = kith.enroll_archive(OWN, _archive(house.folder / "one.zip")).id
-                kith.wait_for(house.jobs[OWN], 60)
-            kith.enroll(OWN, "ada", embeddings=[VECTOR], allow_duplicate=True)
 
 
 # Isolation of galleries between keys
@@ -299,7 +284,7 @@ def test_no_response_to_a_restricted_key_reveals_another_gallery(house: House) -
         answer = house.ask(house.tokens["admin", OWN], route, **options)
         assert OTHER not in answer.text, route
         assert house.jobs[OTHER] not in answer.text, route
-        _restore(house, route)
+        house.restore(route)
     ask = partial(house.ask, house.tokens["read", OWN])
     assert [gallery["name"] for gallery in ask("GET /v1/galleries").json()["data"]] == [OWN]
     assert [gallery["name"] for gallery in ask("GET /v1/galleries", params={"limit": 1}).json()["data"]] == [OWN]
@@ -312,8 +297,8 @@ def test_no_response_to_a_restricted_key_reveals_another_gallery(house: House) -
 
 def test_jobs_are_of_their_gallery(house: House) -> None:
     with Kith(house.url, OPERATOR) as kith:
-        for _ in range(2):
-            kith.wait_for(kith.enroll_archive(OWN, _archive(house.folder / "one.zip")).id, 60)
+        for number in range(2):
+            kith.wait_for(kith.enroll_archive(OWN, Bytes(as_zip({f"bo/{number}.jpg": GRAY_PHOTO}))).id, 60)
         expected = [job.id for job in kith.jobs(OWN)]
     ask, paged, cursor = partial(house.ask, house.tokens["read", OWN]), list[str](), ""
     while cursor is not None:

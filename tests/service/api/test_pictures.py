@@ -34,10 +34,14 @@ def test_the_crop_of_a_subject_is_that_of_its_best_template(
 def test_many_crops_are_read_at_once_with_one_audit_line(
     kith: Kith, gallery: str, astronaut: NDArray[np.uint8]
 ) -> None:
-    kith.update_gallery(gallery, keep_crops=True, remember_strangers_days=30)
-    results = kith.identify(gallery, jpeg(astronaut), faces="largest").results
-    stranger = results[0].stranger
+    kith.update_gallery(gallery, remember_strangers_days=30)
+    plain = kith.identify(gallery, jpeg(astronaut), faces="largest").results[0].stranger
+    assert plain is not None and kith.crops(gallery, [{"stranger": plain.id}]) == [None]
+    kith.forget_strangers(gallery)
+    kith.update_gallery(gallery, keep_crops=True)
+    stranger = kith.identify(gallery, jpeg(astronaut), faces="largest").results[0].stranger
     assert stranger is not None
+    assert kith.export_stranger(gallery, stranger.id)["subject"]["templates"][0]["crops"][0]["image"]
     templates = {}
     for subject, photo in (("ada", astronaut), ("grace", astronaut[:, ::-1])):
         enrolled = kith.enroll(gallery, subject, jpeg(photo), face="largest", allow_duplicate=True)

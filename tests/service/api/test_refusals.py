@@ -118,13 +118,10 @@ def test_text_that_is_no_base64(http: httpx.Client, size: int, case: str) -> Non
 MANY = 3 * MAX_VALUES  # more than the embeddings of a request add
 DEEP = b"[" * 400_000
 DOCUMENTS = {
-    "an open object": b"{",
     "a list": b"[]",
     "null": b"null",
     "two documents": b"{}{}",
-    "a comment": b"{/**/}",
     "an unknown field": b'{"no_such_field": 1}',
-    "photos of another type": b'{"images": [5]}',
     "no UTF-8": b"\xff\xfe",
     "no UTF-8 in a name": b'{"name": "\xff\xfe"}',
     "half a pair": b'{"name": "\\ud800"}',
@@ -217,14 +214,9 @@ def field_rows() -> Iterator[Row]:
     for options in (
         {"risk": {}},
         {"risk": {"fpir": 0.1, "fmr": 0.1}},
-        {"risk": {"fpir": 0}},
         {"risk": {"fpir": 1.5}},
         {"risk": {"preset": "lucky"}},
-        {"top_k": 0},
-        {"faces": "some"},
         {"filter": {"tag": ["x"]}},
-        {"embeddings": [["a"]]},
-        {"images": "x"},
         {"images": ["AAAA"] * 17},
         {"images": ["AAAA"], "embeddings": [[1.0]] * 1001},
     ):
@@ -247,10 +239,6 @@ def field_rows() -> Iterator[Row]:
         [{}],
         [{"template": NOTHING}],
         [{"subject": "ada", "stranger": NOTHING}],
-        [{"template": NOTHING, "stranger": NOTHING}],
-        [{"subject": "ada", "template": "x"}],
-        [{"album": NOTHING}],
-        [{"face": NOTHING}],
         [{"subject": "ada", "face": NOTHING}],
         [{"album": NOTHING, "face": NOTHING, "stranger": NOTHING}],
         [{"subject": "ada"}] * 201,
@@ -308,19 +296,14 @@ def text_rows() -> Iterator[Row]:
 def query_rows() -> Iterator[Row]:
     for query in (
         "risk?fpir=5e-324",
-        "risk?fpir=1e-400",
         "risk?fpir=nan",
-        "risk?fpir=inf",
         "subjects?cursor=%00",
         "subjects?cursor=s001",
         f"subjects?cursor={'0' * 80}",
-        "subjects?limit=1e9",
         "subjects?metadata=floor=1",
         "subjects?metadata=[1]",
         'subjects?metadata={"floor": NaN}',
-        "subjects?metadata=1",
         "subjects?q=",
-        "subjects?q=%20",
         "subjects?q=%CC%81",
         "subjects?q=a%00",
         f"subjects?q={'x' * 129}",
@@ -332,8 +315,6 @@ def query_rows() -> Iterator[Row]:
         for query in (
             "request={}",
             "no_such=1",
-            "images=x",
-            "detail=utmost",
             "detail=low&detail=high",
             "urls=https://a/",
         ):
@@ -344,17 +325,14 @@ def query_rows() -> Iterator[Row]:
 
 def form_rows() -> Iterator[Row]:
     for fields in (
-        {"top_k": "many"},
         {"top_k": "0"},
         {"top_k": ["1", "2"]},
         {"top_k": "1", "request": '{"top_k": 1}'},
-        {"fpir": "2"},
         {"fpir": "0.1", "preset": "strict"},
         {"fpir": "0.1", "request": '{"risk": {"preset": "strict"}}'},
         {"fpir": "0.1", "request": '{"risk": 1}'},
         {"filter": "{}"},
         {"metadata": "{"},
-        {"metadata": "[]"},
         {"metadata": ["{}", "{}"]},
         {"tag": ""},
         {"tag": "a", "request": '{"filter": 1}'},
@@ -450,12 +428,13 @@ def test_file_names_are_ignored(http: httpx.Client, name: str) -> None:
         ("PUT /v1/detect", {}, 405, "method_not_allowed"),
         ("POST /v1/verify", {"content": PHOTO, "headers": JPEG}, 415, "unsupported_media_type"),
         (f"PUT {SUBJECT}", {"json": {"metadata": {"k": "x" * 1_100_000}}}, 413, "request_too_large"),
-        (f"PUT {SUBJECT}", {"content": [b" " * 100_000] * 20, "headers": JSON}, 413, "request_too_large"),
+        (f"PUT {SUBJECT}", {"content": [*[b" " * 100_000] * 10, b" "], "headers": JSON}, 413, "request_too_large"),
         (f"PUT {SUBJECT}", {"content": [b" " * 100_000] * 10, "headers": JSON}, 422, "invalid_request"),  # the most
         *((f"POST {ENROLL}", {"json": {"embeddings": [[0.1] * n]}}, 422, "embedding_invalid") for n in (0, 1, 5000)),
         *((f"POST {BULK}", {"content": body}, 422, "archive_invalid") for body in (b"", b"%PDF-1.7", bytes(5000))),
         ("POST /v1/galleries/nowhere/enrollments", {"content": b"PK\3\4"}, 404, "gallery_not_found"),
         (f"GET {HOME}/albums/{NOTHING}", {}, 404, "album_not_found"),
+        (f"GET {HOME}/strangers/{NOTHING}", {}, 404, "stranger_not_found"),
         ("POST /v1/webhooks", {"json": {"url": "https://receiver.example/"}}, 422, "webhook_refused"),
         # The bundled pack has no liveness model.
         ("POST /v1/galleries", {"json": {"name": "new", "liveness": "required"}}, 409, "liveness_unavailable"),

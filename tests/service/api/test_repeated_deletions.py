@@ -7,9 +7,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from kith import Kith, KithClientError
 from kith.wire.erasures import DeletedOut
+from tests.conftest import jpeg
 from tests.refusals import refusal
 
 
@@ -19,7 +21,9 @@ def same(one: DeletedOut, other: DeletedOut) -> bool:
     return one.model_dump(exclude=unstable) == other.model_dump(exclude=unstable)
 
 
-def test_of_a_subject_a_template_and_a_gallery(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+def test_of_a_subject_a_template_a_stranger_and_a_gallery(
+    kith: Kith, gallery: str, rng: np.random.Generator, astronaut: NDArray[np.uint8]
+) -> None:
     embeddings = list(rng.normal(size=(2, kith.model().dimension)).astype(np.float32))
     enrolled = kith.enroll(gallery, "ada", embeddings=embeddings, allow_duplicate=True, allow_inconsistent=True)
     one, two = (str(result.template) for result in enrolled.results)
@@ -38,6 +42,12 @@ def test_of_a_subject_a_template_and_a_gallery(kith: Kith, gallery: str, rng: np
     assert (second.template_count, second.receipt.id != first.receipt.id) == (0, True)
     assert same(kith.delete_subject(gallery, "ada"), second)
     assert len(list(kith.erasures(gallery, "ada"))) == 3
+
+    kith.update_gallery(gallery, remember_strangers_days=30)
+    stranger = kith.identify(gallery, jpeg(astronaut), faces="largest").results[0].stranger
+    assert stranger is not None
+    forgotten = kith.forget_stranger(gallery, stranger.id)
+    assert same(kith.forget_stranger(gallery, stranger.id), forgotten)
 
     name = kith.create_gallery("deleted-twice").name
     kith.put_subject(name, "ada")

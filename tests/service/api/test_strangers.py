@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from contextlib import closing
 from typing import Any
 
 import httpx2 as httpx
@@ -16,10 +14,8 @@ from PIL import Image, ImageFilter
 from kith import Kith
 from kith.wire.identification import IdentityOut
 from kith.wire.strangers import SightingOut
-from service.security.api_keys import Rights
-from service.storage.repositories.api_keys import KeyStore
 from tests.conftest import jpeg
-from tests.databases import engine_of, open_database
+from tests.databases import engine_of
 from tests.receivers import Receiver
 from tests.refusals import refusal
 from tests.service.api.conftest import KEY, Guarded
@@ -114,37 +110,10 @@ def test_a_photo_that_is_not_upright_founds_nobody(kith: Kith, door: str, receiv
     assert event["data"].keys() == {"gallery", "id", "first_seen", "last_seen", "seen_count"}
 
 
-def test_pictures_only_if_the_gallery_keeps_crops(kith: Kith, door: str, astronaut: Photo) -> None:
-    assert kith.crops(door, [{"stranger": seen(kith, astronaut).id}]) == [None]
-    kith.forget_strangers(door)
-    kith.update_gallery(door, keep_crops=True)
-    pictured = seen(kith, astronaut).id
-    (crop,) = kith.crops(door, [{"stranger": pictured}])
-    assert crop is not None and Image.open(io.BytesIO(crop)).format == "WEBP"
-    assert kith.export_stranger(door, pictured)["subject"]["templates"][0]["crops"][0]["image"]
-    (read,) = kith.audit(door, event="crop_read")
-    assert read.details == {"count": 1, "strangers": [pictured]}
-
-
-def test_merging_and_forgetting(kith: Kith, door: str, astronaut: Photo, actor: Photo) -> None:
-    one, other = seen(kith, astronaut).id, seen(kith, actor).id
-    merged = kith.merge_stranger(door, one, other)
-    assert (merged.stranger.id, merged.stranger.seen_count, merged.stranger.template_count) == (other, 2, 2)
-    assert seen(kith, astronaut).id == other
-    done = kith.forget_stranger(door, other)
-    assert (done.subject_count, done.receipt.subject) == (1, other)
-    assert kith.forget_stranger(door, other).receipt.id == done.receipt.id
-    assert refusal(kith.stranger, door, other) == (404, "stranger_not_found")
-    assert seen(kith, astronaut).id not in (one, other)
-    assert kith.forget_strangers(door).subject_count == 1
-
-
 def test_a_key_that_may_only_identify_remembers_and_manages_nothing(
     kith: Kith, door: str, guarded: Guarded, astronaut: Photo
 ) -> None:
-    with closing(open_database(guarded.settings.sql_url)) as database:
-        token = KeyStore(database).create("camera", Rights(frozenset({"identify"}), frozenset({door})))[1]
-    with Kith(guarded.url, token) as camera:
+    with Kith(guarded.url, guarded.token("identify", galleries=[door])) as camera:
         stranger = seen(camera, astronaut).id
         for refused in (camera.stranger, camera.forget_stranger, camera.export_stranger):
             assert refusal(refused, door, stranger) == (403, "forbidden")

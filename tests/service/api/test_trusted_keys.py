@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,10 +18,7 @@ from kith.wire.verification import SideOut, VerifyOut
 from models.runtime.network import Float
 from service.cli.commands import faces
 from service.risk.threshold import SIMILARITY_STEP, Thresholds
-from service.security.api_keys import Rights
-from service.storage.repositories.api_keys import KeyStore
 from tests.conftest import jpeg
-from tests.databases import open_database
 from tests.service.api.conftest import KEY, Guarded
 
 STAFF = "trusted-staff"
@@ -35,43 +31,33 @@ LAX_RISKS: tuple[Risk, ...] = ({"threshold": -1.0}, {"fmr": 0.9}, {"fpir": 0.9},
 class House:
     """Server whose gallery has the subjects ``ada``, a vector, and ``actor``, a photo."""
 
-    url: str
+    guarded: Guarded
     admin: Kith
-    keys: KeyStore
     template: Float
     photo: bytes
 
     def key(self, *scopes: Scope) -> Kith:
-        return Kith(self.url, self.keys.create("k", Rights(frozenset(scopes), None))[1], attempts=1)
-
-    def near(self, similarity: float, seed: int = 0) -> Float:
-        """Return a unit vector of this similarity to ada's template."""
-        other = np.random.default_rng(seed).normal(size=self.template.shape)
-        other -= (other @ self.template) * self.template
-        across = np.sqrt(1 - similarity**2) / np.linalg.norm(other)
-        return np.asarray(similarity * self.template + across * other, np.float32)
+        return Kith(self.guarded.url, self.guarded.token(*scopes), attempts=1)
 
 
 @pytest.fixture(scope="module")
 def house(guarded: Guarded, actor: NDArray[np.uint8]) -> Iterator[House]:
-    with Kith(guarded.url, KEY) as admin, closing(open_database(guarded.settings.sql_url)) as database:
-        template = np.random.default_rng(3).normal(size=admin.model().dimension)
-        template /= np.linalg.norm(template)
+    with Kith(guarded.url, KEY) as admin:
+        template = np.eye(1, admin.model().dimension, dtype=np.float32)[0]
         admin.create_gallery(STAFF, risk=SAME_RISK)
         admin.enroll(STAFF, "ada", embeddings=[template])
         admin.enroll(STAFF, "actor", jpeg(actor))
-        yield House(guarded.url, admin, KeyStore(database), np.asarray(template, np.float32), jpeg(actor))
+        yield House(guarded, admin, template, jpeg(actor))
         admin.delete_gallery(STAFF)
 
 
 def test_embeddings_need_the_scope_vectors(house: House) -> None:
-    probe = house.near(0.9)
     for scopes, allowed in ((("identify", "enroll"), False), (("identify", "enroll", "vectors"), True)):
         with house.key(*scopes) as key:
             calls: tuple[Callable[[], object], ...] = (
-                partial(key.identify, STAFF, embeddings=[probe]),
-                partial(key.verify, probe, (STAFF, "ada")),
-                partial(key.enroll, STAFF, "ada", embeddings=[probe]),
+                partial(key.identify, STAFF, embeddings=[house.template]),
+                partial(key.verify, house.template, (STAFF, "ada")),
+                partial(key.enroll, STAFF, "ada", embeddings=[house.template]),
             )
             for call in calls:
                 if allowed:
@@ -105,7 +91,7 @@ def test_a_photo_gets_a_similarity_in_steps_and_a_stranger_none(house: House, as
         (unknown,) = key.identify(STAFF, jpeg(astronaut), top_k=9).results
         different = key.verify(jpeg(astronaut), (STAFF, "ada"))
         # Embeddings without a subject need no trust.
-        assert key.verify(house.near(0.9), house.near(0.9)).similarity == pytest.approx(1, abs=1e-4)
+        assert key.verify(house.template, house.template).similarity == pytest.approx(1, abs=1e-4)
         assert key.embed(house.photo).images[0].faces[0].embedding is not None
     assert (coarse.outcome, coarse.subject) == (exact.outcome, exact.subject) == ("identified", "actor")
     for similarity in (coarse.similarity, verified.similarity):
@@ -116,7 +102,7 @@ def test_a_photo_gets_a_similarity_in_steps_and_a_stranger_none(house: House, as
     assert (unknown.outcome, unknown.candidates, different.outcome) == ("unknown", [], "different")
     assert not {name for name in NUMBERS if getattr(unknown, name, None) is not None}
     assert (different.similarity, different.false_match_probability) == (None, None)
-    text = httpx.get(f"{house.url}/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
+    text = httpx.get(f"{house.guarded.url}/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
     sums = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("kith_similarity_sum")]
     assert any(sums)
     assert all(total / SIMILARITY_STEP == pytest.approx(round(total / SIMILARITY_STEP)) for total in sums)

@@ -119,10 +119,11 @@ def test_a_folder_above_the_people_is_seen(archive: Archive) -> None:
 
 @pytest.mark.parametrize("root", ["", "photos/"])
 def test_a_manifest_says_whose_a_photo_is(archive: Archive, root: str) -> None:
-    manifest = 'note,file,subject\nx,./x/1.jpg,ada\n,2.jpg,"Lovelace, A."\n,gone.jpg,bob\n'.encode("utf-8-sig")
-    files = {"x/1.jpg": b"1", "manifest.csv": manifest, "2.jpg": b"2", "3.jpg": b"3"}
+    # macOS writes decomposed names.
+    manifest = 'note,file,subject\nx,./x/Jos\xe9.jpg,Jose\u0301\n,2.jpg,"Lovelace, A."\n,gone.jpg,bob\n'
+    files = {"x/Jose\u0301.jpg": b"1", "manifest.csv": manifest.encode("utf-8-sig"), "2.jpg": b"2", "3.jpg": b"3"}
     found = what_is_in(archive(as_tar({root + name: payload for name, payload in files.items()})))
-    assert found.subjects == {f"{root}x/1.jpg": "ada", f"{root}2.jpg": "Lovelace, A."}
+    assert found.subjects == {f"{root}x/Jose\u0301.jpg": "Jos\xe9", f"{root}2.jpg": "Lovelace, A."}
     assert (found.missing, found.ignored) == (["gone.jpg"], {f"{root}3.jpg": None})
     for wrong in (b"file,person\n1.jpg,ada\n", b"\xff\xfe\x00", b'file,subject\n"1.jpg\n'):
         with pytest.raises(ArchiveInvalidError):
@@ -131,13 +132,12 @@ def test_a_manifest_says_whose_a_photo_is(archive: Archive, root: str) -> None:
 
 def test_hidden_files_are_passed_over_and_paths_are_only_names(archive: Archive, tmp_path: Path) -> None:
     outside = "../" * 20 + "etc/passwd.jpg"
-    files = {"__MACOSX/ada/._1.jpg": b"", ".git/a/1.jpg": b"", outside: b"x", "/root/1.jpg": b"y", "a\\b.jpg": b"z"}
-    # A backslash separates folders in a zip alone: writers on Windows put it there.
-    for pack, folder in ((as_tar, None), (as_zip, "a")):
+    files = {"__MACOSX/ada/._1.jpg": b"", ".git/a/1.jpg": b"", outside: b"x", "/root/1.jpg": b"y"}
+    for pack in (as_tar, as_zip):
         path = archive(pack(files))
         found = what_is_in(path)
-        assert (set(found.subjects.values()), found.hidden) == ({"etc", "root", folder}, 2)
-        assert payloads(path) == {name if folder is None else name.replace("\\", "/"): files[name] for name in files}
+        assert (set(found.subjects.values()), found.hidden) == ({"etc", "root"}, 2)
+        assert payloads(path) == files
     assert [path.name for path in tmp_path.iterdir()] == ["archive"]
 
 

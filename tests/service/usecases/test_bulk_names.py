@@ -6,18 +6,17 @@ import io
 import json
 import tarfile
 import time
-import unicodedata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
-from kith import Kith, KithClientError
+from kith import Kith
 from kith.wire.jobs import JobOut
-from tests.commands import run_kith
 from tests.conftest import jpeg
+from tests.refusals import refusal
+from tests.service.cli.conftest import Program
 from tests.service.inference.test_archive_names import zip_of
 from tests.service.usecases.test_bulk_enrollment import Bytes, as_tar, as_zip
 
@@ -37,27 +36,20 @@ def test_names_of_a_zip(kith: Kith, gallery: str, tmp_path: Path, server: str) -
     (tmp_path / "people.zip").write_bytes(names)
     job, outcomes = enrolled(kith, gallery, names)
     assert (job.state, outcomes) == ("failed", {})
-    assert job.problem is not None
-    assert job.problem.code == "archive_invalid"
+    assert job.problem is not None and job.problem.code == "archive_invalid"
     assert "/1.jpg' is not UTF-8" in job.problem.detail
     assert "cp932 for Japanese" in job.problem.remedy
     # The content is no photo: a name that is accepted is refused for that later.
-    expected = {
-        "José/1.jpg": "image_format",
-        "表/1.jpg": "image_format",
-        "ada/表.jpg": "image_format",
-        "Ren\ufffd/1.jpg": "invalid_request",
+    expected = dict.fromkeys(("José/1.jpg", "表/1.jpg", "ada/表.jpg"), "image_format") | {
+        "Ren\ufffd/1.jpg": "invalid_request"
     }
     assert enrolled(kith, gallery, names, names="cp932")[1] == expected
-    environment = {"KITH_URL": server}
-    words = ("enroll", "people.zip", "-g", gallery, "--json")
-    done = run_kith(*words, cwd=tmp_path, environment=environment)
-    assert (done.returncode, "kith enroll --names" in done.stderr) == (3, True)
-    done = run_kith(*words, "--names", "Shift-JIS", cwd=tmp_path, environment=environment)
-    assert {row["photo"] for row in json.loads(done.stdout)["refused"]} == set(expected)
-    with pytest.raises(KithClientError, match="names") as raised:
-        kith.enroll_archive(gallery, Bytes(names), names="punycode")
-    assert raised.value.status == 422
+    run = Program(tmp_path, server)
+    run("enroll", "people.zip", "-g", gallery, status=3)
+    assert "kith enroll --names" in run.stderr
+    done = json.loads(run("enroll", "people.zip", "-g", gallery, "--json", "--names", "Shift-JIS", status=1))
+    assert {row["photo"] for row in done["refused"]} == set(expected)
+    assert refusal(kith.enroll_archive, gallery, Bytes(names), names="punycode") == (422, "invalid_request")
 
 
 def test_a_manifest_whose_files_are_not_found_for_their_encoding(kith: Kith, gallery: str) -> None:
@@ -102,19 +94,6 @@ def test_other_files_are_named_and_photos_are_known_by_content(
     # A manifest may name any file.
     manifest = {"manifest.csv": b"file,subject\na.dat,eileen\nb.dat,eileen\n", "a.dat": photo, "b.dat": b"x"}
     assert enrolled(kith, gallery, as_tar(manifest))[1] == {"a.dat": "enrolled", "b.dat": "image_format"}
-
-
-def test_decomposed_names_of_macos_are_the_typed_ones(kith: Kith, gallery: str, astronaut: NDArray[np.uint8]) -> None:
-    photo, folder = jpeg(astronaut), unicodedata.normalize("NFD", "José")
-    assert folder != "José"
-    enrolled(kith, gallery, as_tar({f"{folder}/1.jpg": photo}))
-    assert len(list(kith.templates(gallery, "José"))) == 1
-    manifest = f"file,subject\nphotos/José.jpg,{folder}\n".encode()
-    _, outcomes = enrolled(
-        kith, gallery, as_tar({"manifest.csv": manifest, f"photos/{folder}.jpg": photo + b"2", "José/1.jpg": photo})
-    )
-    assert outcomes == {f"photos/{folder}.jpg": "enrolled", "José/1.jpg": "ignored"}
-    assert [(subject.id, subject.template_count) for subject in kith.subjects(gallery)] == [("José", 2)]
 
 
 def test_a_name_of_many_combining_marks_costs_no_time(kith: Kith, gallery: str, astronaut: NDArray[np.uint8]) -> None:

@@ -63,11 +63,17 @@ def passport(astronaut: Photo) -> bytes:
     return jpeg(np.ascontiguousarray(astronaut[60:200, 165:290]))
 
 
+@pytest.fixture(scope="module")
+def vector(judging: str, person: bytes) -> list[float]:
+    with Kith(judging) as kith:
+        return kith.embed(person).images[0].faces[0].embedding or []
+
+
 @pytest.fixture
-def strict(judging: str, request: pytest.FixtureRequest) -> Iterator[Kith]:
+def strict(judging: str, person: bytes) -> Iterator[Kith]:
     with Kith(judging) as kith:
         kith.create_gallery("strict", liveness="required")
-        kith.enroll("strict", "eileen", request.getfixturevalue("person"))
+        kith.enroll("strict", "eileen", person)
         yield kith
         kith.delete_gallery("strict")
 
@@ -110,7 +116,7 @@ def test_every_face_says_what_it_was_taken_for(
 
 
 def test_identification_searches_for_people_alone(
-    strict: Kith, judging: str, person: bytes, picture: bytes, passport: bytes
+    strict: Kith, judging: str, person: bytes, picture: bytes, passport: bytes, vector: list[float]
 ) -> None:
     results = strict.identify("strict", person, picture, passport, **MET).results
     assert [(one.outcome, one.reasons) for one in results] == [
@@ -120,8 +126,6 @@ def test_identification_searches_for_people_alone(
     ]
     assert [one.subject for one in results] == ["eileen", None, None]
     assert results[1].candidates == []
-    vector = strict.embed(person).images[0].faces[0].embedding
-    assert vector is not None
     (sent,) = strict.identify("strict", embeddings=[vector], **MET).results
     assert (sent.outcome, sent.reasons, sent.similarity) == ("rejected_liveness", ["not_judged"], None)
 
@@ -139,15 +143,15 @@ def test_identification_searches_for_people_alone(
     assert 'outcome="rejected_liveness"' in httpx.get(f"{judging}/metrics").text
 
 
-def test_verification_compares_people_alone(strict: Kith, judging: str, person: bytes, picture: bytes) -> None:
+def test_verification_compares_people_alone(
+    strict: Kith, judging: str, person: bytes, picture: bytes, vector: list[float]
+) -> None:
     enrolled = ("strict", "eileen")
     assert strict.verify(person, enrolled, risk={"threshold": 0.4}).outcome == "same"
     refused = strict.verify(picture, enrolled, risk={"threshold": 0.4})
     assert (refused.outcome, refused.reasons) == ("rejected_liveness", ["a: not_live"])
     # The request does not require liveness.
     assert strict.verify(person, picture, risk={"threshold": 0.4}).outcome in ("same", "different")
-    vector = strict.embed(person).images[0].faces[0].embedding
-    assert vector is not None
     assert strict.verify(enrolled, vector, risk={"threshold": 0.4}).outcome == "rejected_liveness"
 
     asking = {"request": json.dumps({"require_liveness": True})}
@@ -155,13 +159,11 @@ def test_verification_compares_people_alone(strict: Kith, judging: str, person: 
     assert (asked["outcome"], asked["reasons"]) == ("rejected_liveness", ["b: not_live"])
 
 
-def test_enrollment_takes_people_alone(strict: Kith, person: bytes, picture: bytes, passport: bytes) -> None:
+def test_enrollment_takes_people_alone(strict: Kith, picture: bytes, passport: bytes, vector: list[float]) -> None:
     for photo, verdict in ((picture, "not_live"), (passport, "not_judged")):
         with pytest.raises(KithClientError) as refused:
             strict.enroll("strict", "other", photo)
         assert (refused.value.code, refused.value.problem["liveness"]["verdict"]) == ("not_live", verdict)
-    vector = strict.embed(person).images[0].faces[0].embedding
-    assert vector is not None
     assert refusal(strict.enroll, "strict", "other", embeddings=[vector], allow_duplicate=True)[1] == "not_live"
     options: dict[str, Any] = {"allow_duplicate": True, "allow_inconsistent": True, "allow_not_live": True}
     assert strict.enroll("strict", "other", picture, passport, embeddings=[vector], **options).enrolled_count == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -34,7 +33,7 @@ from service.storage.db.tables import crops, templates
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.store import Store
 from tests.commands import run_kith
-from tests.conftest import jpeg
+from tests.conftest import is_eventually, jpeg
 from tests.databases import open_database
 from tests.packs import PROJECTED, projected_pack
 from tests.refusals import refusal
@@ -95,11 +94,8 @@ def enrolled(kith: Kith, name: str, people: dict[str, bytes], **settings: Any) -
 
 def settled(kith: Kith, gallery: str) -> MigrationOut:
     """Return the state when its jobs have ended."""
-    deadline = time.monotonic() + WAIT_S
-    while (told := kith.migration(gallery)).jobs:
-        assert time.monotonic() < deadline, told
-        time.sleep(0.05)
-    return told
+    is_eventually(lambda: not kith.migration(gallery).jobs)
+    return kith.migration(gallery)
 
 
 def moved(kith: Kith, gallery: str, to: str = "projected", force: bool = False) -> MigrationOut:
@@ -239,10 +235,8 @@ def test_enrollments_during_switches_succeed(both: Kith, url: str, people: dict[
                     return
 
     def wait_for_enrollment() -> None:
-        before, deadline = len(acknowledged) + len(failures), time.monotonic() + WAIT_S
-        while len(acknowledged) + len(failures) == before:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        before = len(acknowledged) + len(failures)
+        is_eventually(lambda: len(acknowledged) + len(failures) > before)
 
     writers = [threading.Thread(daemon=True, target=enroll, args=(w,)) for w in range(3)]
     for thread in writers:

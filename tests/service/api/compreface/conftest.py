@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,11 +14,7 @@ from numpy.typing import NDArray
 
 from kith import Kith
 from kith.wire.common import Scope
-from service.security.api_keys import Rights
-from service.settings import Settings
-from service.storage.repositories.api_keys import KeyStore
 from tests.conftest import jpeg
-from tests.databases import open_database
 from tests.service.api.conftest import KEY, Guarded
 
 CLIENT_SCOPES: tuple[Scope, ...] = ("identify", "read", "enroll", "vectors")
@@ -27,11 +22,12 @@ CLIENT_SCOPES: tuple[Scope, ...] = ("identify", "read", "enroll", "vectors")
 
 @dataclass(frozen=True)
 class CompatServer:
-    """``settings``: of the running service, whose database the tests add keys to."""
-
-    url: str
-    settings: Settings
+    guarded: Guarded
     numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def url(self) -> str:
+        return self.guarded.url
 
     def create_gallery(self, **options: object) -> str:
         """Create an empty gallery and return its name."""
@@ -41,10 +37,7 @@ class CompatServer:
         return name
 
     def create_key(self, *galleries: str, scopes: Sequence[Scope] = CLIENT_SCOPES) -> str:
-        """Return the token of a new key, for all galleries if none is given."""
-        with closing(open_database(self.settings.sql_url)) as database:
-            names = frozenset(galleries) if galleries else None
-            return KeyStore(database).create("client", Rights(frozenset(scopes), names))[1]
+        return self.guarded.token(*scopes, galleries=galleries)
 
     def client(self, token: str) -> httpx.Client:
         return httpx.Client(base_url=f"{self.url}/api/v1", headers={"x-api-key": token}, timeout=60)
@@ -60,7 +53,7 @@ class CompatServer:
 
 @pytest.fixture(scope="session")
 def compat(guarded: Guarded) -> CompatServer:
-    return CompatServer(guarded.url, guarded.settings)
+    return CompatServer(guarded)
 
 
 @pytest.fixture(scope="session")

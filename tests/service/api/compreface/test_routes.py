@@ -265,3 +265,28 @@ def test_photos_may_be_rotated_on_request(http: httpx.Client, photos: Path, tmp_
     assert _post(http, path, rotated).json()["code"] == 28
     assert len(_post(http, path, rotated, detail="medium").json()["result"]) == 1
     assert _post(http, path, rotated, detail="much").status_code == 400
+
+
+def test_requests_of_the_net_sdk(http: httpx.Client, photos: Path) -> None:
+    """Exadel.Compreface 1.0: file parts without a content type, unset options, capital booleans, a bare JSON string."""
+    json_type = {"Content-Type": "application/json; charset=UTF-8"}
+
+    def sent(path: str, name: str) -> Any:
+        part = b'--mark\r\nContent-Disposition: form-data; name="file"; filename="x.jpg"\r\n\r\n'
+        body = part + (photos / f"{name}.jpg").read_bytes() + b"\r\n--mark--\r\n"
+        kind = {"Content-Type": 'multipart/form-data; boundary="mark"'}
+        return http.post(f"/recognition/{path}", content=body, headers=kind).raise_for_status().json()
+
+    http.post("/recognition/subjects", content=b'{"subject": "Ada"}', headers=json_type).raise_for_status()
+    renamed = http.put("/recognition/subjects/Ada", content=b'"Ada Lovelace"', headers=json_type)
+    assert renamed.json() == {"updated": True}
+    added = sent("faces?subject=Ada%20Lovelace&det_prob_threshold=0&face_plugins=&status=False", "astronaut")
+    assert added["subject"] == "Ada Lovelace"
+    unset = sent("recognize?det_prob_threshold=0&face_plugins=&status=False", "astronaut2")
+    options = "limit=1&prediction_count=1&det_prob_threshold=0.8&face_plugins=landmarks,calculator&status=True"
+    chosen = sent(f"recognize?{options}", "astronaut2")
+    assert ("plugins_versions" in unset, "plugins_versions" in chosen) == (False, True)
+    (face,) = chosen["result"]
+    assert all(type(face["box"][side]) is int for side in ("x_min", "y_min", "x_max", "y_max"))
+    assert all(type(value) is int for point in face["landmarks"] for value in point)
+    assert [each["result"][0]["subjects"][0]["subject"] for each in (unset, chosen)] == ["Ada Lovelace"] * 2
