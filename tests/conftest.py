@@ -125,6 +125,14 @@ def is_eventually(check: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def is_ready(url: str) -> bool:
+    """Return whether a server answers that it is ready."""
+    try:
+        return httpx.get(f"{url}/readyz", timeout=60).is_success
+    except httpx.TransportError:
+        return False
+
+
 @pytest.fixture(scope="session")
 def astronaut() -> NDArray[np.uint8]:
     """One person, 512x512."""

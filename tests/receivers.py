@@ -11,8 +11,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.local_http import Handler, served_by
 
 PATIENCE_S = 60
 
@@ -66,33 +67,22 @@ def receiving() -> Iterator[Receiver]:
     receiver = Receiver("")
     receiver.open.set()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+    class Receiving(Handler):
+        def receive(self) -> None:
+            body = self.read_body()
             headers = {name.lower(): value for name, value in self.headers.items()}
             receiver.open.wait(PATIENCE_S)
             with receiver.changed:
                 receiver.messages.append(Message(headers["webhook-id"], self.path, headers, body))
                 status = receiver.answers.pop(0) if receiver.answers else receiver.status
                 receiver.changed.notify_all()
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            if receiver.retry_after is not None:
-                self.send_header("Retry-After", receiver.retry_after)
-            self.send_header("Location", "http://127.0.0.1:9/elsewhere")
-            self.end_headers()
+            again = {} if receiver.retry_after is None else {"Retry-After": receiver.retry_after}
+            self.answer(status, headers={"Location": "http://127.0.0.1:9/elsewhere", **again})
 
-        def log_message(self, *_: Any) -> None:
-            pass
+        do_POST = receive
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    receiver.origin = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
-        yield receiver
-    finally:
-        receiver.open.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served_by(Receiving) as receiver.origin:
+        try:
+            yield receiver
+        finally:
+            receiver.open.set()

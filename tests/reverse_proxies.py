@@ -6,19 +6,16 @@ import os
 import re
 import shutil
 import subprocess
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx2 as httpx
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, is_eventually, is_ready
 from tests.faults.servers import free_port
+from tests.local_http import Handler, served_by
 
 PREFIX = "/kith"
 START_TIMEOUT_S = 60
@@ -42,38 +39,23 @@ def python_proxy(upstream: str, folder: Path) -> Iterator[str]:
     """Run a small proxy that needs no other program."""
     address = upstream.removeprefix("http://")
 
-    class Handler(BaseHTTPRequestHandler):
+    class Forwarding(Handler):
         def forward(self) -> None:
             if not self.path.startswith(f"{PREFIX}/"):
                 self.send_error(404)
                 return
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = self.read_body()
             with closing(HTTPConnection(address, timeout=60)) as connection:
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP}
                 connection.request(self.command, self.path.removeprefix(PREFIX), body or None, headers)
                 answer = connection.getresponse()
-                content = answer.read()
-                self.send_response(answer.status)
-                for name, value in answer.getheaders():
-                    if name.lower() not in HOP_BY_HOP:
-                        self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(content)
+                kept = {name: value for name, value in answer.getheaders() if name.lower() not in HOP_BY_HOP}
+                self.answer(answer.status, answer.read(), kept)
 
         do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = forward
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - name of the base class
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}{PREFIX}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with served_by(Forwarding) as url:
+        yield f"{url}{PREFIX}"
 
 
 @contextmanager
@@ -108,22 +90,12 @@ def _running(name: str, port: int, *arguments: str, **environment: str) -> Itera
     )
     url = f"http://127.0.0.1:{port}{PREFIX}"
     try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not _is_ready(url):
-            assert process.poll() is None, f"{name} ended by itself"
-            assert time.monotonic() < deadline, f"{name} does not answer"
-            time.sleep(0.05)
+        is_eventually(lambda: is_ready(url) or process.poll() is not None)
+        assert process.poll() is None, f"{name} ended by itself"
         yield url
     finally:
         process.terminate()
         process.wait(START_TIMEOUT_S)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz", timeout=START_TIMEOUT_S).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 PROXIES: dict[str, Proxy] = {"python": python_proxy, "nginx": nginx, "haproxy": haproxy}

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+
+from tests.local_http import Handler, served_by
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,14 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     breaks: bool = False
     late: bool = False
+
+
+BUSY = Answer(503, b'{"code": "overloaded", "detail": "the queue is full"}', {"Retry-After": "0"})
+LIMITED = Answer(429, b'{"code": "too_many_streams"}', {"Retry-After": "1"})
+BROKEN = Answer(breaks=True)
+LOST = Answer(504, b'{"code": "node_lost"}')
+OK = Answer()
+ENROLLED = Answer(201, b'{"subject": "ada", "enrolled_count": 0, "results": []}')
 
 
 @dataclass
@@ -47,12 +55,11 @@ def answering(*answers: Answer) -> Iterator[Script]:
     """Serve the answers in order, then repeat the last one."""
     script = Script("", list(answers))
 
-    class Handler(BaseHTTPRequestHandler):
+    class Scripted(Handler):
         protocol_version = "HTTP/1.1"
 
-        def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            script.asked.append((self.command, self.path, dict(self.headers), body))
+        def reply(self) -> None:
+            script.asked.append((self.command, self.path, dict(self.headers), self.read_body()))
             script.arrived.set()
             answer = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
             if answer.late:
@@ -63,11 +70,7 @@ def answering(*answers: Answer) -> Iterator[Script]:
                 self.connection.close()
                 return
             with suppress(OSError):
-                self.send_response(answer.status)
-                for name, value in {"Content-Length": str(len(answer.body)), **answer.headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(answer.body)
+                self.answer(answer.status, answer.body, answer.headers)
 
         def _wait(self) -> None:
             self.connection.settimeout(0.01)
@@ -78,21 +81,14 @@ def answering(*answers: Answer) -> Iterator[Script]:
                         return
             self.connection.settimeout(None)
 
-        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
-
-        def log_message(self, *_: Any) -> None:
-            pass
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = reply
 
         def finish(self) -> None:
             with suppress(OSError, ValueError):
                 super().finish()
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        script.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield script
-        script.go.set()
-        server.shutdown()
-        thread.join()
+    with served_by(Scripted) as script.url:
+        try:
+            yield script
+        finally:
+            script.go.set()

@@ -17,8 +17,7 @@ from kith.calls import Calls
 from kith.methods import Method
 from kith.requests import FileStream
 from tests.conftest import jpeg
-from tests.kith.responses import BROKEN, BUSY, ENROLLED, LIMITED, OK, run
-from tests.scripted import Answer, answering
+from tests.scripted import BROKEN, BUSY, ENROLLED, LIMITED, OK, Answer, answering
 
 
 def test_enroll_identify_export_and_import(
@@ -43,7 +42,7 @@ def test_enroll_identify_export_and_import(
             for name in ("awaited", "copy"):
                 await kith.delete_gallery(name)
 
-    run(work())
+    asyncio.run(work())
 
 
 def test_cancellation_closes_the_connection() -> None:
@@ -59,7 +58,7 @@ def test_cancellation_closes_the_connection() -> None:
                 assert await asyncio.to_thread(script.gone.wait, 10)
                 assert (await kith.ready()).status == "ok"
 
-        run(work())
+        asyncio.run(work())
     assert len(script.asked) == 2
 
 
@@ -69,7 +68,7 @@ def test_calls_above_the_connection_limit_wait(server: str) -> None:
             answers = await asyncio.gather(*(kith.health() for _ in range(300)))
             assert {answer.status for answer in answers} == {"ok"}
 
-    run(work())
+    asyncio.run(work())
 
 
 def test_the_retry_policy_is_the_same() -> None:
@@ -82,7 +81,7 @@ def test_the_retry_policy_is_the_same() -> None:
                     await kith.roll_back("g")
                 assert raised.value.maybe_done
 
-        run(work())
+        asyncio.run(work())
     assert len(script.asked) == 5
 
 
@@ -129,5 +128,5 @@ def test_no_call_reads_a_photo_or_a_file_in_the_event_loop(monkeypatch: pytest.M
         return reading
 
     with answering(Answer(400, b'{"code": "invalid_request"}')) as script:
-        reading = run(work(script.url))
+        reading = asyncio.run(work(script.url))
     assert reading >= {"detect", "embed", "verify", "enroll", "identify", "add_decoy", "import_gallery", "create_album"}

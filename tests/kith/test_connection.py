@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from kith import AsyncKith, Kith, KithClientError, KithUnreachableError
-from tests.kith.responses import OK, run
-from tests.scripted import Answer, answering
+from tests.scripted import OK, Answer, answering
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
@@ -35,7 +35,7 @@ def test_a_response_of_another_program_is_reported_without_its_content(answer: A
 
     errors = []
     with answering(answer) as script, Kith(script.url) as kith:
-        for ask in (kith.health, lambda: run(awaited(script.url)), lambda: next(kith.events())):
+        for ask in (kith.health, lambda: asyncio.run(awaited(script.url)), lambda: next(kith.events())):
             with pytest.raises(KithClientError) as raised:
                 ask()
             errors.append(raised.value)
@@ -93,7 +93,7 @@ def test_requests_to_the_local_machine_bypass_proxies(
             with client:
                 client.health()
         else:
-            run(asked(client))
+            asyncio.run(asked(client))
         assert (len(script.asked), proxy.asked) == (1, [])
         with Kith("http://kith.example", attempts=1) as elsewhere:
             elsewhere.health()
@@ -148,7 +148,7 @@ def test_address_and_key_are_read_from_the_environment(
             monkeypatch.setenv(name, value)
         with Kith(api_key=key) as kith:
             kith.health()
-        run(asked())
+        asyncio.run(asked())
     assert [headers.get("Authorization") for _, _, headers, _ in script.asked] == [sent, sent]
 
 

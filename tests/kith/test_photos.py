@@ -54,16 +54,12 @@ def test_an_embedding_is_a_list_of_floats_that_can_be_sent_again(
     seen = kith.embed(astronaut)
     vector = seen.images[0].faces[0].embedding
     assert vector is not None
-    assert len(vector) == kith.model().dimension
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
     kith.enroll(gallery, "ada", embeddings=[vector], recognizer=seen.recognizer)
     (found,) = kith.identify(gallery, embeddings=[vector]).results
     assert (found.subject, found.similarity) == ("ada", 1.0)
-    assert kith.verify(vector, astronaut, risk={"fmr": 0.001}).outcome == "same"
     assert kith.verify((gallery, "ada"), vector).outcome == "same"
-    again = type(seen).model_validate_json(seen.model_dump_json()).images[0].faces[0].embedding
-    assert again is not None
-    assert again == vector
+    assert type(seen).model_validate_json(seen.model_dump_json()).images[0].faces[0].embedding == vector
 
 
 def test_a_16_bit_gray_image_keeps_its_values() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -19,8 +20,7 @@ from kith.requests import FileStream
 from kith.retries import MAX_DELAY_S, parse_retry_after_s
 from tests.conftest import jpeg
 from tests.faults.servers import Server
-from tests.kith.responses import BROKEN, BUSY, ENROLLED, LIMITED, LOST, OK, run
-from tests.scripted import Answer, answering
+from tests.scripted import BROKEN, BUSY, ENROLLED, LIMITED, LOST, OK, Answer, answering
 
 
 @pytest.mark.parametrize("answers", [[BUSY, LIMITED], [BROKEN, BUSY], [Answer(502), LOST]], ids=str)
@@ -88,7 +88,7 @@ def test_an_archive_is_uploaded_again_and_its_progress_counted_once(tmp_path: Pa
         assert sent == [1_000_000] * 3
         sent.clear()
         with pytest.raises(KithClientError, match="overloaded"):
-            run(awaited(script.url))
+            asyncio.run(awaited(script.url))
     assert sent == [1_000_000] * 3
     assert {body for *_, body in script.asked} == {b"PK" * 1_500_000}
     assert len(script.asked) == 4
