@@ -70,6 +70,17 @@ def test_the_lists_are_those_of_the_project(name: str) -> None:
             assert requirement.specifier.contains(version), requirement
 
 
+def test_no_extra_installs_a_second_runtime() -> None:
+    """onnxruntime and onnxruntime-gpu overwrite each other (docs/decisions.md, 2)."""
+    runtimes = {"onnxruntime", "onnxruntime-gpu", "openvino", "faiss-cpu", "faiss-gpu"}
+    others = {"insightface", "opencv-python", "torch"}
+    for name, expected in (
+        ("cpu", {"onnxruntime", "openvino", "faiss-cpu"}),
+        ("gpu-all", {"onnxruntime-gpu", "faiss-gpu"}),
+    ):
+        assert locked(name).keys() & (runtimes | others) == expected
+
+
 def test_every_constraint_is_in_a_list() -> None:
     everywhere = {package for name in FILES for package in locked(name)}
     # Where Kith serves there is no torch, and jinja2 comes from the index like all else.

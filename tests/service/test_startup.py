@@ -8,19 +8,21 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 import httpx2 as httpx
+import numpy as np
 import pytest
 import sqlalchemy as sa
+from numpy.typing import NDArray
 
-from models.engines.selection import EnginePreference, OpenedNetworks, open_networks
+from kith import Kith, KithClientError
 from models.errors import PackError
 from models.runtime.network import Engine
-from models.vision.specs import NetworkSpec
 from service import wiring
 from service.app import create_app
 from service.cli.terminal import EXIT_FAILED, EXIT_USAGE
@@ -34,7 +36,7 @@ from service.settings import OTHERS, Settings, load_settings
 from service.storage.audit.writer import AuditWriter
 from service.storage.db.file_system import ACCOUNT_REMEDY
 from service.storage.repositories.store import Store
-from tests.conftest import ROOT
+from tests.conftest import ROOT, jpeg
 from tests.databases import TEXT, engine_of, open_database
 from tests.networks import color_network, scrfd_network
 from tests.postgres import Postgres
@@ -85,26 +87,10 @@ class Milvus:
         self._closed.append("Milvus")
 
 
-@pytest.fixture(scope="module")
-def opened_once() -> Callable[[NetworkSpec, EnginePreference], OpenedNetworks]:
-    """Cached :func:`open_networks`, which takes most of a start."""
-    networks = dict[Path, OpenedNetworks]()
-
-    def opened(spec: NetworkSpec, wish: EnginePreference) -> OpenedNetworks:
-        if spec.path not in networks:
-            networks[spec.path] = open_networks(spec, wish)
-        return networks[spec.path]
-
-    return opened
-
-
 @pytest.fixture
-def closed(
-    monkeypatch: pytest.MonkeyPatch, opened_once: Callable[[NetworkSpec, EnginePreference], OpenedNetworks]
-) -> list[str]:
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of closed resources, in order."""
     names = list[str]()
-    monkeypatch.setattr(wiring, "open_networks", opened_once)
 
     def watch(name: str, close: str, each: type) -> None:
         closing = getattr(each, close)
@@ -130,10 +116,7 @@ OPENED = ["Store", "Followers", "GalleryRisks", "Transfers", "AuditWriter", "Run
     [
         ("Followers", OPENED[:1]),
         ("open_milvus", ["Store", "Milvus"]),
-        ("GalleryRisks", OPENED[:2]),
         ("AuditWriter", OPENED[:4]),
-        ("Runner", OPENED[:5]),
-        ("Spool", OPENED[:5]),
         ("Backend", OPENED[:5]),
         ("nothing before it serves", OPENED),
     ],
@@ -410,3 +393,35 @@ def test_every_variable_that_the_project_names_is_known() -> None:
     prefixes = {"KITH_MILVUS"}  # KITH_MILVUS_...
     settings = {f"KITH_{name.upper()}" for name in Settings.model_fields}
     assert named - prefixes == settings | {f"KITH_{name}" for names in OTHERS.values() for name in names}
+
+
+def test_it_detects_embeds_and_verifies_without_a_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    photo, key = jpeg(astronaut), "k" * 32
+    settings = load_settings(stateless=True, data_dir=tmp_path / "data", api_key=key, log_level="WARNING")
+    with embedded(settings) as url, Kith(url, api_key=key) as kith:
+        (face,) = kith.embed(photo).images[0].faces
+        assert kith.verify(photo, np.array(face.embedding)).outcome == "same"
+        assert httpx.get(f"{url}/readyz").status_code == 200
+        for path in ("/v1/galleries", "/v1/keys", "/console", "/"):
+            answer = httpx.get(url + path, headers={"X-API-Key": key})
+            assert answer.status_code == 404, path
+        with pytest.raises(KithClientError) as missing:
+            kith.create_gallery("staff")
+        assert missing.value.status == 404
+        paths = httpx.get(f"{url}/openapi.json").json()["paths"]
+        assert {"/v1/detect", "/v1/embed", "/v1/verify"} < set(paths)
+        assert not any("galleries" in path for path in paths)
+        loaded = re.findall(r'(?:src|href)="([^"]+)"', httpx.get(f"{url}/docs").text)
+        assert [httpx.get(f"{url}/{path}").status_code for path in loaded] == [200] * 4
+    assert not (tmp_path / "data").exists()
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("setting", ["database_url", "milvus_uri"])
+def test_a_place_to_store_data_is_refused(setting: str) -> None:
+    with pytest.raises(SettingsError, match=f"unset KITH_{setting.upper()}"):
+        load_settings(stateless=True, **{setting: "http://127.0.0.1:1"})
