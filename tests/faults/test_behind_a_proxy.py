@@ -14,22 +14,18 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 import httpx2 as httpx
 import numpy as np
 import pytest
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
 
 from kith import Kith, Risk
 from service.server import embedded
 from service.settings import load_settings
+from tests.certificates import certify
 from tests.conftest import ROOT, jpeg
 from tests.faults import LONG
 from tests.faults.servers import Server, free_port, serving
@@ -203,19 +199,3 @@ def test_tls_ends_at_the_proxy(node: str, tmp_path: Path) -> None:
         answer = client.get(f"https://127.0.0.1:{port}/v1/models")
         assert answer.status_code == 200
         assert answer.headers["strict-transport-security"]
-
-
-def certify(file: Path) -> None:
-    """Create a self-signed certificate for 127.0.0.1 and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now, places = datetime.now(UTC), x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(1))
-        .add_extension(places, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    file.write_bytes(certificate.public_bytes(pem) + private)

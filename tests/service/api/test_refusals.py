@@ -24,7 +24,7 @@ from service.settings import load_settings
 from tests.conftest import jpeg
 from tests.packs import BUNDLED_DIMENSION
 from tests.refusals import check
-from tests.service.inference.test_images import png_header
+from tests.service.inference.image_files import png
 
 NAME = "refusals"
 HOME = f"/v1/galleries/{NAME}"
@@ -71,7 +71,7 @@ def ask(http: httpx.Client, request: str, **options: Any) -> httpx.Response:
         (b"", 422, "image_empty"),
         (b"just text", 422, "image_format"),
         (PHOTO[: len(PHOTO) // 2], 422, "image_damaged"),
-        (png_header(10_000, 10_000), 413, "image_too_large"),
+        (png(10_000, 10_000, rows=b""), 413, "image_too_large"),
     ],
     ids=["empty", "text", "truncated", "100 megapixels"],
 )

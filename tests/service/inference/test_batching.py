@@ -7,10 +7,10 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -29,22 +29,6 @@ def double(items: Sequence[int]) -> list[int]:
     if BAD in items:
         raise ValueError("thirteen")
     return [item * 2 for item in items]
-
-
-def test_a_device_that_gives_nothing_is_noted_until_it_gives_something() -> None:
-    async def run() -> None:
-        with DevicePool(1) as devices:
-            async with Batcher("t", devices, [double], SIZES, 100) as batcher:
-                for _ in range(FAILED_BATCHES):
-                    assert devices.failing() == []
-                    with pytest.raises(ValueError, match="thirteen"):
-                        await batcher.submit([BAD, BAD])
-                assert devices.failing() == [0]
-                with pytest.raises(ValueError, match="thirteen"):
-                    await batcher.submit([1, BAD])
-                assert devices.failing() == [], "the other item had a result"
-
-    asyncio.run(run())
 
 
 class Held:
@@ -87,28 +71,6 @@ async def busy(held: Held, **options: object) -> AsyncIterator[tuple[Batcher[int
             yield batcher, group
         finally:
             held.let_go()
-
-
-@contextmanager
-def within(seconds: float) -> Iterator[Deadline]:
-    with Deadline(seconds) as deadline:
-        yield deadline
-
-
-def test_idle_devices_share_what_waits() -> None:
-    held = [Held(), Held()]
-
-    async def run() -> list[int]:
-        async with batcher_of(*held) as batcher:
-            task = asyncio.create_task(batcher.submit(list(range(7))))
-            for each in held:
-                await asyncio.to_thread(each.begun.acquire)
-            for each in held:
-                each.let_go()
-            return await task
-
-    assert asyncio.run(run()) == [2 * item for item in range(7)]
-    assert sorted(len(each.batches[0]) for each in held) == [3, 4]
 
 
 @dataclass(frozen=True)
@@ -175,7 +137,7 @@ def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_result
             elif ask.how == "gone":
                 deadline.disconnect()
 
-        with within(0.0005 if ask.leaves is not None and ask.how == "late" else 60) as deadline:
+        with Deadline(0.0005 if ask.leaves is not None and ask.how == "late" else 60) as deadline:
             task = asyncio.create_task(work())
             if ask.leaves is not None:
                 await leave(task, deadline)
@@ -196,7 +158,9 @@ def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_result
                         await asyncio.gather(*asked)
                 assert not ahead.queue and not behind.queue
                 assert ahead.waiting == behind.waiting == 0
-                return list(await asyncio.gather(*asked))
+                outcomes = await asyncio.gather(*asked)
+            assert not any(thread.is_alive() for thread in shared._threads)
+            return outcomes
 
     for number, (ask, outcome) in enumerate(zip(asks, asyncio.run(run()), strict=True)):
         how = None if ask.leaves is None else ask.how
@@ -279,18 +243,6 @@ def test_a_batch_of_the_background_alone_is_as_large_as_can_be() -> None:
     assert not lead.requests_recent
 
 
-def test_what_waits_leaves_together_and_only_with_its_like() -> None:
-    async def run(held: Held) -> None:
-        async with busy(held, shape_of=lambda item: item % 2) as (batcher, group):
-            for items in ([1], [3, 2], [4], [5]):
-                group.create_task(batcher.submit(items))
-            await asyncio.sleep(0)
-
-    held = Held()
-    asyncio.run(run(held))
-    assert held.batches == [[0], [1, 3, 5], [2, 4]]
-
-
 def test_a_batch_is_cut_where_filling_it_up_costs_more() -> None:
     costs = BatchCosts((1, 2, 4, 8))
     assert [costs.fitting("k", waiting) for waiting in (1, 3, 5, 9)] == [1, 3, 5, 8]
@@ -304,201 +256,150 @@ def test_a_batch_is_cut_where_filling_it_up_costs_more() -> None:
     assert [costs.fitting("flat", waiting) for waiting in (3, 5, 6, 7, 8)] == [3, 5, 6, 7, 8]
 
 
-def test_an_older_photo_that_comes_from_another_network_goes_first() -> None:
-    held, order = Held(), list[str]()
-
-    async def run() -> None:
-        def noting(name: str) -> Callable[[list[int]], list[int]]:
-            def note(items: list[int]) -> list[int]:
-                order.append(name)
-                return double(items)
-
-            return note
-
-        with DevicePool() as devices:
-            async with (
-                Batcher("holding", devices, [held], SIZES, 100) as holding,
-                Batcher("detector", devices, [noting("detector")], SIZES, 100) as detector,
-                Batcher("recognizer", devices, [noting("recognizer")], SIZES, 100) as recognizer,
-                asyncio.TaskGroup() as group,
-            ):
-                began = time.monotonic()
-                group.create_task(holding.submit([0]))
-                await asyncio.to_thread(held.begun.acquire)
-                group.create_task(detector.submit([1]))
-                await asyncio.sleep(0)
-                group.create_task(recognizer.submit([2], admitted=began))
-                await asyncio.sleep(0)
-                held.let_go()
-
-    asyncio.run(run())
-    assert order == ["recognizer", "detector"]
-
-
-def test_a_network_of_one_device_runs_there_beside_another_of_all() -> None:
-    ran: list[str] = []
+def test_idle_devices_share_what_waits_and_a_network_of_one_device_stays_there() -> None:
+    held, ran = [Held(), Held()], list[str]()
 
     def note(items: list[int]) -> list[int]:
         ran.append(threading.current_thread().name)
         return double(items)
 
     async def run() -> None:
-        with DevicePool(3) as devices:
-            async with (
-                Batcher("everywhere", devices, [double] * 3, SIZES, 100) as first,
-                Batcher("first only", devices, [note], SIZES, 100) as second,
-            ):
-                for item in range(10):
-                    here, there = await asyncio.gather(first.submit([item + 20]), second.submit([item + 20]))
-                    assert here == there == [2 * item + 40]
+        async with batcher_of(*held) as batcher, Batcher("first only", batcher._devices, [note], SIZES, 100) as other:
+            tasks = [asyncio.create_task(batcher.submit(list(range(7)))), asyncio.create_task(other.submit([1]))]
+            for each in held:
+                await asyncio.to_thread(each.begun.acquire)
+            for each in held:
+                each.let_go()
+            assert await asyncio.gather(*tasks) == [[2 * item for item in range(7)], [2]]
+            for item in range(10):
+                await asyncio.gather(batcher.submit([item]), other.submit([item]))
 
     asyncio.run(run())
+    assert sorted(len(each.batches[0]) for each in held) == [3, 4]
     assert set(ran) == {"device-0"}
 
 
-def test_a_full_queue_refuses_at_once_and_cancelled_work_is_not_done() -> None:
+def test_a_photo_that_waited_longer_in_another_network_goes_first() -> None:
+    held, order = Held(), list[int]()
+
+    def note(items: list[int]) -> list[int]:
+        order.extend(items)
+        return double(items)
+
+    async def run() -> None:
+        async with (
+            busy(held) as (batcher, group),
+            Batcher("detector", batcher._devices, [note], SIZES, 100) as detector,
+            Batcher("recognizer", batcher._devices, [note], SIZES, 100) as recognizer,
+        ):
+            group.create_task(detector.submit([1]))
+            await asyncio.sleep(0)
+            group.create_task(recognizer.submit([2], admitted=time.monotonic() - 1))
+            await asyncio.sleep(0)
+            held.let_go()
+
+    asyncio.run(run())
+    assert order == [2, 1]
+
+
+def test_a_busy_device_takes_what_can_be_done_and_does_nothing_in_vain() -> None:
     async def run(held: Held) -> None:
-        async with busy(held, max_queue=2) as (batcher, group):
-            waiting = group.create_task(batcher.submit([1, 2]))
-            await asyncio.sleep(0)
+        async with busy(held, max_queue=4, shape_of=lambda item: item % 2) as (batcher, group):
+
+            async def begin(items: list[int], **options: Any) -> asyncio.Task[list[int]]:
+                task = group.create_task(batcher.submit(items, **options))
+                await asyncio.sleep(0)
+                return task
+
+            canceled = await begin([11, 13, 15, 17, 19])  # alone, a request has room
             with pytest.raises(OverloadedError):
-                await batcher.submit([3])
-            crops_of_a_photo = group.create_task(batcher.submit([7, 8], admitted=time.monotonic()))
-            await asyncio.sleep(0)
-            assert batcher.waiting == 4
-            group.create_task(batcher.submit([4], background=True))
-            waiting.cancel()
+                await batcher.submit([27])
+            crops_of_a_photo = await begin([21, 23], admitted=time.monotonic())
+            assert batcher.waiting == 7
+            canceled.cancel()
             crops_of_a_photo.cancel()
             await asyncio.sleep(0)
             assert batcher.waiting == 0
-            group.create_task(batcher.submit([5, 6]))
-            await asyncio.sleep(0)
-
-    held = Held()
-    asyncio.run(run(held))
-    assert held.batches == [[0], [5, 6, 4]]
-
-
-def test_who_would_wait_for_too_long_is_refused_at_once_and_told_how_long() -> None:
-    async def run(held: Held) -> None:
-        async with busy(held) as (batcher, group):
+            await begin([1, 2], background=True)
             batcher.seconds_per_item = 2.0
-            group.create_task(batcher.submit([1, 2, 3]))
-            await asyncio.sleep(0)
-            with within(5), pytest.raises(OverloadedError) as refused:
-                await batcher.submit([4])
-            assert refused.value.headers == {"Retry-After": "6"}
-            with within(7):
-                group.create_task(batcher.submit([5]))
-                await asyncio.sleep(0)
-            assert batcher.metrics.refused == 1
-
-    held = Held()
-    asyncio.run(run(held))
-    assert held.batches == [[0], [1, 2, 3, 5]]
-
-
-def test_what_nobody_waits_for_any_more_is_not_done() -> None:
-    async def run(held: Held) -> None:
-        async with busy(held) as (batcher, group):
-            with within(60) as deadline:
-                gone = asyncio.create_task(batcher.submit([1]))
-                kept = group.create_task(batcher.submit([2], background=True))
+            await begin([4, 3])
+            with Deadline(3), pytest.raises(OverloadedError) as refused:
+                await batcher.submit([5])
+            assert refused.value.headers == {"Retry-After": "4"}
+            with Deadline(7):
+                await begin([5])
+            with Deadline(60) as deadline:
+                gone = asyncio.create_task(batcher.submit([25]))
                 await asyncio.sleep(0)
                 deadline.disconnect()
-            with within(0.001), pytest.raises(DeadlineExceededError):
-                await batcher.submit([3])
             with pytest.raises(ClientGoneError):
                 await gone
-            assert batcher.metrics.dropped == {"client_gone": 1, "deadline_exceeded": 1}
-            held.let_go()
-            assert await kept == [4]
+            batcher.seconds_per_item = 0.0
+            with Deadline(0.001), pytest.raises(DeadlineExceededError):
+                await batcher.submit([27])
+            assert batcher.metrics.refused == 2
+            assert batcher.metrics.dropped == {"canceled": 7, "client_gone": 1, "deadline_exceeded": 1}
 
     held = Held()
     asyncio.run(run(held))
-    assert held.batches == [[0], [2]]
-
-
-def test_a_bad_item_fails_alone_though_few_runs_are_spent_on_it() -> None:
-    runs: list[int] = []
-
-    def counted(items: list[int]) -> list[int]:
-        runs.append(len(items))
-        return double(items)
-
-    async def run() -> list[list[int] | BaseException]:
-        async with batcher_of(counted, shape_of=lambda item: item >= 0) as batcher:
-            asks = [asyncio.create_task(batcher.submit([item])) for item in (0, 1, 2, 3, 4, BAD, 6, 7)]
-            return list(await asyncio.gather(*asks, return_exceptions=True))
-
-    *before, bad, _, last = asyncio.run(run())
-    assert before == [[0], [2], [4], [6], [8]] and last == [14]
-    assert isinstance(bad, ValueError)
-    assert len(runs) <= 8 + 1  # at most: all alone
+    assert held.batches == [[0], [4, 2], [3, 5, 1]]
 
 
 class PanicError(BaseException):
     """Error that is not an Exception, as native libraries raise."""
 
 
-@pytest.mark.parametrize("error", [StopIteration, PanicError, asyncio.CancelledError])
-def test_whatever_a_network_raises_its_item_fails_alone_and_the_device_goes_on(error: type[BaseException]) -> None:
+@pytest.mark.parametrize("error", [ValueError, StopIteration, PanicError, asyncio.CancelledError])
+def test_a_bad_item_fails_alone_in_few_runs_whatever_the_network_raises(error: type[BaseException]) -> None:
+    runs: list[int] = []
+
     def failing(items: list[int]) -> list[int]:
+        runs.append(len(items))
         if BAD in items:
             raise error("thirteen")
         return double(items)
 
     async def run() -> None:
         async with batcher_of(failing) as batcher, asyncio.timeout(60):
-            asks = [asyncio.create_task(batcher.submit([item])) for item in (1, BAD, 2)]
-            one, bad, two = await asyncio.gather(*asks, return_exceptions=True)
-            assert (one, two) == ([2], [4])
-            assert isinstance(bad, RuntimeError) and "thirteen" in str(bad)
+            asks = [asyncio.create_task(batcher.submit([item])) for item in (0, 1, 2, 3, 4, BAD, 6, 7)]
+            *before, bad, _, last = await asyncio.gather(*asks, return_exceptions=True)
+            assert before == [[0], [2], [4], [6], [8]] and last == [14]
+            assert isinstance(bad, RuntimeError | ValueError) and "thirteen" in str(bad)
+            assert len(runs) <= 8 + 1  # at most: all alone
+            assert batcher._devices.alive and batcher._devices.failing() == []
+            for _ in range(FAILED_BATCHES):
+                assert batcher._devices.failing() == []
+                with pytest.raises((RuntimeError, ValueError), match="thirteen"):
+                    await batcher.submit([BAD])
+            assert batcher._devices.failing() == [0], "it gives nothing"
             assert await batcher.submit([3]) == [6]
-            assert batcher._devices.alive
+            assert batcher._devices.failing() == []
         assert not batcher._devices.alive
 
     asyncio.run(run())
 
 
-def test_what_a_networks_error_leaves_undone_is_counted_as_such() -> None:
-    async def run() -> Counter[str]:
-        async with batcher_of(double, sizes=(1,)) as batcher:
-            with pytest.raises(ValueError, match="thirteen"):
-                await batcher.submit([BAD, *range(10_000)])
-            return batcher.metrics.dropped
-
-    assert set(asyncio.run(run())) == {"internal_error"}
-
-
-def test_items_without_a_shape_are_refused_and_closing_does_not_wait_for_them() -> None:
-    def shapeless(item: int) -> int:
-        raise ValueError("no shape")
+def test_wrong_functions_fail_their_items_alone_and_hold_up_no_closing() -> None:
+    def shape_of(item: int) -> int:
+        if item < 0:
+            raise ValueError("no shape")
+        return 0
 
     async def run() -> None:
-        async with asyncio.timeout(60), batcher_of(double, shape_of=shapeless) as batcher:
-            with within(60), pytest.raises(ValueError, match="no shape"):
-                await batcher.submit([1])
-
-    asyncio.run(run())
-
-
-def test_a_first_batch_which_may_have_been_compiled_is_no_pace() -> None:
-    async def run() -> None:
-        async with batcher_of(double) as batcher:
-            await batcher.submit([1])
-            assert batcher.seconds_per_item == 0
-            assert batcher.metrics.batches > 0
-            await batcher.submit([2])
-            assert batcher.seconds_per_item > 0
-
-    asyncio.run(run())
-
-
-def test_a_function_that_gives_too_few_results_fails_its_items() -> None:
-    async def run() -> None:
-        async with batcher_of(lambda items: items[1:]) as batcher:
+        async with (
+            asyncio.timeout(60),
+            batcher_of(lambda items: double(items)[1:] if 1 in items else double(items), shape_of=shape_of) as batcher,
+        ):
             with pytest.raises(RuntimeError, match="0 results of 1 items"):
                 await batcher.submit([1, 2])
+            with pytest.raises(ValueError, match="no shape"):
+                await batcher.submit([-1])
+            assert batcher.seconds_per_item == 0, "a first batch may have compiled the network"
+            with pytest.raises(ValueError, match="thirteen"):
+                await batcher.submit([BAD, *range(2, 10_000)])
+            assert set(batcher.metrics.dropped) == {"internal_error"}
+            assert await batcher.submit([3]) == [6]
+            assert await batcher.submit([4]) == [8]
+            assert batcher.seconds_per_item > 0
 
     asyncio.run(run())

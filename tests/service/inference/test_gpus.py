@@ -49,6 +49,8 @@ def test_not_ready_without_the_gpu_that_is_wanted(tmp_path: Path, astronaut: NDA
     assert (ready.status_code, ready.json()["code"]) == (503, "gpu_unavailable")
     assert "install" in ready.json()["detail"]
     assert "KITH_DEVICE=cpu" in ready.json()["remedy"]
+    for wanted, verdict in ((settings, "error"), (load_settings(data_dir=tmp_path), "ok")):
+        assert [found.verdict for found in diagnose(wanted) if found.what == "gpu"] == [verdict]
 
 
 def test_not_ready_after_a_gpu_is_lost_until_it_answers_again(tmp_path: Path) -> None:
@@ -83,14 +85,6 @@ def test_a_variant_is_served_under_its_own_path(tmp_path: Path) -> None:
     assert served["detection"]["file"] == "detector.onnx"
 
 
-@without_gpu
-def test_the_doctor_says_the_same(tmp_path: Path) -> None:
-    (missing,) = [f for f in diagnose(load_settings(data_dir=tmp_path, device="gpu")) if f.what == "gpu"]
-    assert missing.verdict == "error"
-    (idle,) = [f for f in diagnose(load_settings(data_dir=tmp_path)) if f.what == "gpu"]
-    assert idle.verdict == "ok"
-
-
 def test_what_only_a_cpu_has_is_not_asked_of_a_gpu(pack: ModelPack) -> None:
     assert not EnginePreference(engine="openvino").wants_gpu
     assert EnginePreference(engine="openvino", device="gpu").wants_gpu
@@ -111,26 +105,17 @@ def test_every_shape_that_a_service_meets_is_prepared(pack: ModelPack) -> None:
     assert -1.0 <= probe.min() < -0.9 < 0.9 < probe.max() <= 1.0
 
 
-@pytest.mark.parametrize(
-    ("runtime", "pinned"),
-    [
+def test_one_setting_pins_engine_precision_and_provider() -> None:
+    for runtime, pinned in (
         ("openvino", ("openvino", None, None)),
         ("fp32, onnxruntime", ("onnxruntime", "fp32", None)),
         ("CoreMLExecutionProvider,fp32", (None, "fp32", "CoreMLExecutionProvider")),
-    ],
-)
-def test_one_setting_pins_engine_precision_and_provider(runtime: str, pinned: tuple[str | None, ...]) -> None:
-    wish = load_settings(runtime=runtime).wish
-    assert (wish.engine, wish.precision, wish.provider) == pinned
-
-
-@pytest.mark.parametrize(
-    ("runtime", "said"),
-    [
+    ):
+        wish = load_settings(runtime=runtime).wish
+        assert (wish.engine, wish.precision, wish.provider) == pinned
+    for runtime, said in (
         ("onnxruntime,int4", "KITH_RUNTIME: 'int4' is no engine, precision or execution provider"),
         ("fp32,int8", "KITH_RUNTIME: fp32 and int8 exclude each other: name one precision"),
-    ],
-)
-def test_what_names_no_runtime_is_refused(runtime: str, said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
-        load_settings(runtime=runtime)
+    ):
+        with pytest.raises(SettingsError, match=said):
+            load_settings(runtime=runtime)

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from kith import Kith
 from models.pack.loading import BUNDLED_PACK
-from models.runtime.network import Float
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, rotate_points
-from models.vision.detection import Detections, Detector, PreparedPhoto, RawOutputs
+from models.vision.detection import Detector, PreparedPhoto, RawOutputs
 from models.vision.face_search import search_bytes
 from models.vision.quality import Quality, QualityGate
 from models.vision.recognition import Recognizer
@@ -51,15 +50,6 @@ def test_only_the_largest_face_is_identified(kith: Kith, gallery: str, group: ND
     (result,) = kith.identify(gallery, jpeg(group), faces="largest", check_quality=False).results
     assert result.face is not None
     assert result.face.box == largest.box
-
-
-def test_the_face_of_a_template_is_the_one_whose_crop_is_kept() -> None:
-    """Only the chosen face must be valid: this network swapped the sides of another box."""
-    boxes, points = np.array([[90, 90, 0, 0], [10, 10, 30, 30]], np.float32), np.zeros((2, 5, 2), np.float32)
-    measured = Quality(60.0, 15.0, 125.0, 55.0, 0.0, 0.0, 0.0)
-    photo = Photo(100, 100, [Face(box, xy, 0.9, measured) for box, xy in zip(boxes, points, strict=True)], 16.0, 0.7, 2)
-    largest = Detections(boxes, points, np.array([0.9, 0.9], np.float32)).largest()
-    assert photo.main_face(QualityGate()) == (largest, False) == (1, False)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +108,7 @@ def test_a_recognizer_is_given_crops_by_its_own_alignment(
 
 
 @pytest.mark.parametrize(("turns", "roll_deg"), [(1, -90), (2, 180), (3, 90)])
-def test_a_rotated_photo_is_recognized(
-    kith: Kith, gallery: str, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], turns: int, roll_deg: float
-) -> None:
+def test_a_rotated_photo_is_recognized(kith: Kith, astronaut: NDArray[np.uint8], turns: int, roll_deg: float) -> None:
     photo = astronaut[:480, :448]
     rotated = jpeg(np.rot90(photo, turns), 95)
     (upright,), (found,) = kith.embed(jpeg(photo, 95)).images, kith.embed(rotated, detail="medium").images
@@ -130,12 +118,6 @@ def test_a_rotated_photo_is_recognized(
     assert abs((face.quality.roll_deg - expected.quality.roll_deg - roll_deg + 180) % 360 - 180) < 2
     points = rotate_points(np.array(expected.landmarks, np.float32), turns, photo.shape[1], photo.shape[0])
     assert np.allclose(face.landmarks, points, atol=1)
-    assert kith.verify(jpeg(photo), rotated).outcome == "same"
-    kith.enroll(gallery, "eileen", rotated)
-    kith.enroll(gallery, "tom", jpeg(actor))
-    (result,) = kith.identify(gallery, jpeg(photo)).results
-    assert result.candidates[0].subject == "eileen"
-    assert result.candidates[0].similarity > 0.97
 
 
 def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -200,41 +182,6 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_few_photos_are_held_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
-) -> None:
-    photo, decoded, gate = jpeg(astronaut), list[int](), threading.Event()
-
-    def counting(decoder: PhotoDecoder, payload: bytes) -> PhotoHeader:
-        decoded.append(len(payload))
-        return read_header(decoder, payload)
-
-    class Held(Detector):
-        def run(self, canvases: Sequence[PreparedPhoto]) -> list[RawOutputs]:
-            assert gate.wait(60)
-            return super().run(canvases)
-
-    monkeypatch.setattr(PhotoDecoder, "read_header", counting)
-    monkeypatch.setattr(wiring, "Detector", Held)
-
-    async def main() -> None:
-        async with serving(tmp_path, monkeypatch) as backend:
-            photos = backend.photos
-            asked = [asyncio.create_task(photos.detect(photo)) for _ in range(30)]
-            await until(lambda: len(decoded) >= AT_ONCE)
-            # Let the threads finish all earlier work.
-            await asyncio.gather(*(backend.threads.run(int) for _ in range(100)))
-            assert len(decoded) == AT_ONCE
-            gate.set()
-            assert all(len(found.faces) for found in await asyncio.gather(*asked))
-            assert len(decoded) == 30
-
-    try:
-        asyncio.run(main())
-    finally:
-        gate.set()
-
-
 def test_only_short_work_of_requests_runs_on_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
 ) -> None:
@@ -262,20 +209,6 @@ def test_only_short_work_of_requests_runs_on_the_event_loop(
     asyncio.run(main())
     assert len(whole) <= SHORT_BYTES
     assert ran == [True, True, False, False, True, False]  # of each photo, its header and its pixels
-
-
-def test_a_full_queue_does_not_end_a_search_that_was_admitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: NDArray[np.uint8]
-) -> None:
-    photo = jpeg(np.pad(group, ((500, 1000), (400, 1000), (0, 0))))
-    monkeypatch.setattr(wiring, "QUEUE_SIZE", 4)
-
-    async def main() -> None:
-        async with serving(tmp_path, monkeypatch, max_images=4) as backend:
-            asked = [asyncio.create_task(backend.photos.detect(photo, "high")) for _ in range(4)]
-            assert [len(found.faces) for found in await asyncio.gather(*asked)] == [6] * 4
-
-    asyncio.run(main())
 
 
 def test_the_memory_of_tiles_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detector: Detector) -> None:
@@ -318,57 +251,59 @@ def test_a_search_of_tiles_ends_with_the_deadline(tmp_path: Path, monkeypatch: p
     assert sum(taken) < 80  # of about 200
 
 
-def test_a_request_waiting_for_a_thread_is_answered_by_the_deadline(
+def test_few_photos_are_held_decoded_and_who_waits_for_a_thread_is_answered_by_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
 ) -> None:
-    photo, gate = jpeg(astronaut), threading.Event()
+    photo, decoded, read, found = jpeg(astronaut), list[int](), threading.Event(), threading.Event()
 
-    def slow(decoder: PhotoDecoder, payload: bytes) -> PhotoHeader:
-        assert gate.wait(60)
+    def counting(decoder: PhotoDecoder, payload: bytes) -> PhotoHeader:
+        assert read.wait(60)
+        decoded.append(len(payload))
         return read_header(decoder, payload)
 
-    monkeypatch.setattr(PhotoDecoder, "read_header", slow)
+    class Held(Detector):
+        def run(self, canvases: Sequence[PreparedPhoto]) -> list[RawOutputs]:
+            assert found.wait(60)
+            return super().run(canvases)
+
+    monkeypatch.setattr(PhotoDecoder, "read_header", counting)
+    monkeypatch.setattr(wiring, "Detector", Held)
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as backend:
-            asked = [asyncio.create_task(backend.photos.detect(photo)) for _ in range(20)]
+            asked = [asyncio.create_task(backend.photos.detect(photo)) for _ in range(30)]
             await asyncio.sleep(0)
             with Deadline(0.05), pytest.raises(DeadlineExceededError):
-                async with asyncio.timeout(60):
-                    await backend.photos.detect(photo)
+                await backend.photos.detect(photo)
             asked.pop().cancel()
-            gate.set()
-            assert all(len(found.faces) for found in await asyncio.gather(*asked))
+            read.set()
+            await until(lambda: len(decoded) >= AT_ONCE)
+            # Let the threads finish all earlier work.
+            await asyncio.gather(*(backend.threads.run(int) for _ in range(100)))
+            assert len(decoded) == AT_ONCE
+            found.set()
+            assert all(len(photo.faces) for photo in await asyncio.gather(*asked))
+            assert len(decoded) == 29
 
     try:
         asyncio.run(main())
     finally:
-        gate.set()
+        read.set()
+        found.set()
 
 
-def test_a_request_alone_has_room_for_all_its_faces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    faces, gate = [np.zeros((112, 112, 3), np.uint8)] * 6, threading.Event()
-    taken: list[int] = []
-
-    class Held(Recognizer):
-        def embed_each(self, crops: Sequence[NDArray[np.uint8]]) -> list[Float]:
-            taken.append(len(crops))
-            gate.wait(60)
-            return super().embed_each(crops)
-
-    monkeypatch.setattr(wiring, "Recognizer", Held)
+def test_full_queues_end_no_admitted_search_and_have_room_for_all_faces_of_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: NDArray[np.uint8]
+) -> None:
+    photo, faces = jpeg(np.pad(group, ((500, 1000), (400, 1000), (0, 0)))), [np.zeros((112, 112, 3), np.uint8)] * 6
     monkeypatch.setattr(wiring, "QUEUE_SIZE", 1)
 
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch, threads=1, max_images=3) as backend:
+        async with serving(tmp_path, monkeypatch, max_images=4) as backend:
+            asked = [asyncio.create_task(backend.photos.detect(photo, "high")) for _ in range(4)]
+            assert [len(found.faces) for found in await asyncio.gather(*asked)] == [6] * 4
             batcher = backend.recognizers.default.batcher
-            asked = [asyncio.create_task(batcher.submit(faces)) for _ in range(3)]
-            # The first batch may hold any number of the eighteen faces.
-            await until(lambda: batcher.waiting + sum(taken) >= 18 or any(one.done() for one in asked))
-            gate.set()
-            assert [len(vectors) for vectors in await asyncio.gather(*asked)] == [6] * 3
+            submitted = [asyncio.create_task(batcher.submit(faces)) for _ in range(10)]
+            assert [len(vectors) for vectors in await asyncio.gather(*submitted)] == [6] * 10
 
-    try:
-        asyncio.run(main())
-    finally:
-        gate.set()
+    asyncio.run(main())

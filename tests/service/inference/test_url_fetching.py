@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import ipaddress
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +16,6 @@ from urllib.parse import urlsplit
 import httpx2 as httpx
 import numpy as np
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kith import Kith, Url
@@ -31,10 +23,11 @@ from service import wiring
 from service.core.deadlines import Deadline
 from service.core.errors import ClientGoneError
 from service.inference.url_fetching import UrlFetcher
-from service.security.addresses import Address, Hosts, is_public
+from service.security.addresses import Address, Hosts
 from service.security.outbound_http import OutboundHttp
 from service.server import embedded
 from service.settings import load_settings
+from tests.certificates import certify
 from tests.conftest import jpeg
 from tests.http_files import File, Server, serving
 from tests.refusals import raises_code
@@ -86,7 +79,7 @@ class Names:
         return answer
 
 
-def fetch(url: str, names: Names, hosts: str = "*.example,photos.example", **options: Any) -> bytes:
+def fetch(url: str, names: Names | None, hosts: str = "*.example,photos.example", **options: Any) -> bytes:
     async def run() -> bytes:
         limits = {"total_s": options.pop("total_s")} if "total_s" in options else {}
         async with OutboundHttp(Hosts.of_text(hosts), resolve=names, **options) as http:
@@ -114,41 +107,31 @@ def photo(content: bytes = b"photo", **more: Any) -> File:
     "url",
     [
         "http://photos.example/1.jpg",
-        "ftp://photos.example/1.jpg",
         "file:///etc/passwd",
-        "gopher://photos.example/",
         "data:image/png;base64,AAAA",
         "//photos.example/1.jpg",
         "photos.example/1.jpg",
         "https:photos.example",
         "https:///photos.example",
         "https://user@photos.example/",
-        "https://user:word@photos.example/",
         "https://photos.example@other.example.org/",
         "https://photos.example\\@other.example.org/",
         "https://other.example.org/1.jpg",
         "https://photos.example.other.org/",
         "https://photos.example:8443/",
-        "https://photos.example:22/",
         "https://photos.example:0/",
         "https://photos.example:99999/",
         "https://localhost/",
-        "https://127.0.0.1/",
         "https://2130706433/",
         "https://\uff11\uff12\uff17.0.0.1/",
-        "https://[::1]/",
         "https://[::ffff:127.0.0.1]/",
         "https://[fe80::1%25eth0]/",
         "https://169.254.169.254/latest/meta-data/",
-        "https://metadata.google.internal/",
         "https://photos.example\r\nHost: inside/",
-        "https://photos.example/\n",
         "https://photos .example/",
         "https://photos.example\u202e/",
         "https://" + "a" * 2100 + ".example/",
         "https://",
-        "https://.example/",
-        "https://..example/",
         "",
     ],
 )
@@ -160,69 +143,47 @@ def test_refused_without_a_name_looked_up_or_a_socket_opened(url: str) -> None:
     assert refused.value.detail == "photos from this URL are not allowed"
 
 
-@given(st.ip_addresses().filter(lambda address: not is_public(address)))
-@settings(max_examples=50)
-def test_a_name_of_an_address_in_here_is_refused(address: Address) -> None:
-    with connections(), raises_code("url_refused"):
-        fetch(f"https://{HOST}/", Names([str(address)]))
-
-
 @pytest.mark.parametrize(
     "answer",
     [
         ["8.8.8.8", "127.0.0.1"],
-        ["127.0.0.1", "8.8.8.8"],
+        ["10.0.0.1", "8.8.8.8"],
         ["8.8.8.8", "no address"],
         ["2606:4700::1%2"],
         [],
         OSError("no such name"),
     ],
 )
-def test_the_refusal_tells_nothing_of_what_is_in_here(answer: list[str] | OSError) -> None:
+def test_a_name_of_an_address_in_here_is_refused_like_one_that_does_not_exist(answer: list[str] | OSError) -> None:
     with connections(), raises_code("url_refused") as refused:
         fetch(f"https://{HOST}/", Names(answer))
     with connections(), raises_code("url_refused") as elsewhere:
         fetch("https://nobody.listed.org/", Names(answer))
     assert refused.value.document() == elsewhere.value.document()
-
-
-def test_by_default_nothing_is_fetched() -> None:
     with connections(), raises_code("url_refused", match="disabled"):
-        fetch(f"https://{HOST}/", Names([LOOPBACK]), hosts="")
+        fetch(f"https://{HOST}/", Names(answer), hosts="")  # the default
 
 
 # Fetched
 
 
-def test_a_photo_is_fetched_from_the_address_that_was_looked_at_and_named_by_its_host() -> None:
+def test_a_photo_is_fetched_from_the_address_that_was_looked_at_and_named_by_its_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.3:9")  # not asked
     names = Names([LOOPBACK], ["127.0.0.2"])
-    with serving({"/1.jpg?size=2": photo()}) as server, connections(("connect", LOOPBACK)) as seen:
-        assert from_loopback(server, "/1.jpg?size=2#top", names) == b"photo"
-    assert names.asked == [HOST]
-    assert seen == [("connect", LOOPBACK)]
-    (headers,) = server.headers
+    with serving({"/1.jpg?size=2": photo()}) as server:
+        with connections(("connect", LOOPBACK)) as seen:
+            assert from_loopback(server, "/1.jpg?size=2#top", names) == b"photo"
+        assert names.asked == [HOST]
+        assert seen == [("connect", LOOPBACK)]
+        # The next address is tried if one does not answer.
+        assert from_loopback(server, "/1.jpg?size=2", Names(["127.0.0.9", LOOPBACK])) == b"photo"
+    headers, _ = server.headers
     assert headers.pop("host") == urlsplit(server.url).netloc.replace(LOOPBACK, HOST)
     assert headers.pop("accept-encoding") == "identity"
     assert headers.keys() == {"user-agent", "accept", "connection"}  # no cookies, no credentials
-
-
-def test_the_environments_proxies_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.3:9")
-    with serving({"/1.jpg": photo()}) as server, connections(("connect", LOOPBACK)):
-        assert from_loopback(server, "/1.jpg") == b"photo"
-
-
-def test_the_next_address_is_tried_where_one_does_not_answer() -> None:
-    with serving({"/1.jpg": photo()}) as server:
-        assert from_loopback(server, "/1.jpg", Names(["127.0.0.9", LOOPBACK])) == b"photo"
-
-
-def test_a_name_in_another_script_is_looked_up_in_ascii() -> None:
-    names = Names(OSError())
-    with raises_code("url_refused"):
-        fetch("https://bücher.example/", names)
-    assert names.asked == ["xn--bcher-kva.example"]
 
 
 def test_redirects_are_followed_a_few_times_each_looked_at_anew() -> None:
@@ -233,46 +194,29 @@ def test_redirects_are_followed_a_few_times_each_looked_at_anew() -> None:
         server.files["/3"] = File(b"", location="/1")
         with raises_code("url_failed", match="more than 3 times"):
             from_loopback(server, "/1", names)
+        with connections(("connect", LOOPBACK)) as seen, raises_code("url_refused"):
+            from_loopback(server, "/1", Names([LOOPBACK], ["10.0.0.1"]))  # its name moves inside between two looks
+        assert len(seen) == 1
+        for location in (
+            "http://127.0.0.1/",
+            "http://169.254.169.254/latest/meta-data/",
+            "//other.org/1.jpg",
+            "file:///etc/passwd",
+            "https://photos.example:22/",
+            "\\\\inside.example\\",
+        ):
+            server.files["/1"], names = File(b"", location=location), Names([LOOPBACK])
+            with connections(("connect", LOOPBACK)) as seen, raises_code("url_refused"):
+                from_loopback(server, "/1", names)
+            assert (names.asked, len(seen)) == ([HOST], 1)
     assert "cookie" not in {name for headers in server.headers for name in headers}
-
-
-@pytest.mark.parametrize(
-    "location",
-    [
-        "http://127.0.0.1/",
-        "http://169.254.169.254/latest/meta-data/",
-        "http://[::1]/",
-        "//other.org/1.jpg",
-        "file:///etc/passwd",
-        "https://photos.example:22/",
-        "\\\\inside.example\\",
-        "http://2130706433/",
-    ],
-)
-def test_redirects_lead_nowhere_that_is_refused(location: str) -> None:
-    names = Names([LOOPBACK])
-    with (
-        serving({"/1": File(b"", location=location)}) as server,
-        connections(("connect", LOOPBACK)) as seen,
-        raises_code("url_refused"),
-    ):
-        from_loopback(server, "/1", names)
-    assert (names.asked, len(seen)) == ([HOST], 1)
-
-
-def test_a_name_that_moves_inside_between_two_looks_is_refused() -> None:
-    names = Names([LOOPBACK], ["10.0.0.1"])
-    with (
-        serving({"/1": File(b"", location="/2")}) as server,
-        connections(("connect", LOOPBACK)),
-        raises_code("url_refused"),
-    ):
-        from_loopback(server, "/1", names)
 
 
 @pytest.mark.parametrize(
     ("file", "code"),
     [
+        (photo(b"x" * 1000), None),
+        (photo(b"x" * 1000, stated=False), None),
         (photo(b"x" * 1001), "image_too_large"),
         (photo(b"x" * 1001, stated=False), "image_too_large"),
         (photo(b"x" * 100, cuts=[50]), "url_failed"),
@@ -283,39 +227,28 @@ def test_a_name_that_moves_inside_between_two_looks_is_refused() -> None:
         (photo(b"x" * 50, further={"Content-Encoding": "gzip"}), "url_failed"),
     ],
 )
-def test_what_is_no_photo_is_not_taken(file: File, code: str) -> None:
-    with serving({"/1.jpg": file}) as server, raises_code(code):
-        from_loopback(server, "/1.jpg")
-
-
-def test_a_photo_of_the_most_bytes_is_taken() -> None:
-    for stated in (True, False):
-        with serving({"/1.jpg": photo(b"x" * 1000, stated=stated)}) as server:
-            assert len(from_loopback(server, "/1.jpg")) == 1000
+def test_a_photo_of_the_most_bytes_is_taken_and_nothing_else(file: File, code: str | None) -> None:
+    with serving({"/1.jpg": file}) as server, nullcontext() if code is None else raises_code(code):
+        assert from_loopback(server, "/1.jpg") == file.content
 
 
 def test_nobody_waits_for_a_server_that_says_nothing() -> None:
-    with socket.create_server((LOOPBACK, 0)) as silent:
-        port = silent.getsockname()[1]
-        with raises_code("url_failed", match=r"within 0\.1 s"):
-            fetch(
-                f"http://{HOST}:{port}/", Names([LOOPBACK]), http=True, permits=is_loopback, ports={port}, total_s=0.1
-            )
-
-
-def test_a_photo_is_not_fetched_any_more_once_its_client_has_left() -> None:
-    async def run(port: int) -> None:
-        options: dict[str, Any] = {"http": True, "permits": is_loopback, "ports": {port}}
+    async def leave(url: str, options: dict[str, Any]) -> None:
         async with OutboundHttp(Hosts.of_text("*"), resolve=Names([LOOPBACK]), **options) as http:
             with Deadline(60) as asking:
                 asyncio.get_running_loop().call_soon(asking.disconnect)
-                await UrlFetcher(http, 1000).fetch(f"http://{HOST}:{port}/")
+                await UrlFetcher(http, 1000).fetch(url)
 
-    with socket.create_server((LOOPBACK, 0)) as silent, pytest.raises(ClientGoneError):
-        asyncio.run(run(silent.getsockname()[1]))
+    with socket.create_server((LOOPBACK, 0)) as silent:
+        port = silent.getsockname()[1]
+        url, options = f"http://{HOST}:{port}/", {"http": True, "permits": is_loopback, "ports": {port}}
+        with raises_code("url_failed", match=r"within 0\.1 s"):
+            fetch(url, Names([LOOPBACK]), total_s=0.1, **options)
+        with pytest.raises(ClientGoneError):
+            asyncio.run(leave(url, options))
 
 
-def test_names_are_looked_up_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_looked_up_in_ascii_and_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def answer(host: str, *_: Any, **__: Any) -> Any:
@@ -323,62 +256,26 @@ def test_names_are_looked_up_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))] * 2
 
     monkeypatch.setattr(socket, "getaddrinfo", answer)
-
-    async def run() -> None:
-        async with OutboundHttp(Hosts.of_text("*")) as http:
-            await UrlFetcher(http, 1000).fetch(f"https://{HOST}/")
-
     with connections(), raises_code("url_refused"):
-        asyncio.run(run())
-    assert asked == ["photos.example."]  # no search domain makes another of it
-
-
-# TLS
+        fetch("https://bücher.example/", None)
+    assert asked == ["xn--bcher-kva.example."]  # no search domain makes another of it
 
 
 def test_the_certificate_must_be_the_hosts(tmp_path: Path) -> None:
-    asked: list[str | None] = []
-    presented, trusted = _tls(tmp_path, HOST, asked)
+    asked, pem = list[str | None](), tmp_path / "server.pem"
+    certify(pem, HOST)
+    presented, trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=pem)
+    presented.load_cert_chain(pem)
+    presented.sni_callback = lambda _, name, __: asked.append(name)
     with serving({"/1.jpg": photo()}, presented) as server:
         assert from_loopback(server, "/1.jpg", verify=trusted) == b"photo"
         assert asked == [HOST]  # the name, though the connection goes to an address
         parts = urlsplit(server.url)
-        url = f"https://other.example:{parts.port}/1.jpg"
         options: dict[str, Any] = {"permits": is_loopback, "ports": {parts.port}}
         with raises_code("url_failed"):
-            fetch(url, Names([LOOPBACK]), verify=trusted, **options)
+            fetch(f"https://other.example:{parts.port}/1.jpg", Names([LOOPBACK]), verify=trusted, **options)
         with raises_code("url_failed"):  # untrusted certificate
             from_loopback(server, "/1.jpg")
-
-
-def _tls(folder: Path, host: str, asked: list[str | None]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's, that notes which names it is asked for, and a client's that trusts it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.DNSName(host), x509.IPAddress(ipaddress.IPv4Address("127.0.0.9"))]), False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = folder / "server.pem"
-    pem.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        + certificate.public_bytes(serialization.Encoding.PEM)
-    )
-    presented = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    presented.load_cert_chain(pem)
-    presented.sni_callback = lambda _, name, __: asked.append(name)
-    return presented, ssl.create_default_context(cafile=pem)
 
 
 # Through the API
@@ -401,61 +298,33 @@ def shop(tmp_path_factory: pytest.TempPathFactory, astronaut: NDArray[np.uint8])
             yield url, f"http://{HOST}:{port}"
 
 
-def test_the_client_takes_urls_where_it_takes_photos(shop: tuple[str, str], astronaut: NDArray[np.uint8]) -> None:
-    url, photos = shop
-    urls = [f"{photos}/astronaut.jpg"]
-    with Kith(url) as kith:
-        kith.create_gallery("client")
-        assert kith.detect(urls=urls).images == kith.detect(jpeg(astronaut)).images
-        assert len(kith.embed(jpeg(astronaut), urls=urls).images) == 2
-        kith.enroll("client", "ada", urls=urls, face="largest")
-        for found in (kith.identify("client", urls=urls), kith.identify("client", jpeg(astronaut), urls=urls, top_k=1)):
-            assert {result.subject for result in found.results} == {"ada"}
-        for side in (jpeg(astronaut), Url(urls[0]), ("client", "ada")):
-            assert kith.verify(Url(urls[0]), side).outcome == "same"
-        kith.delete_gallery("client")
-
-
-def test_each_photo_by_url_is_enrolled_or_fails_alone(shop: tuple[str, str], astronaut: NDArray[np.uint8]) -> None:
+def test_urls_are_taken_where_photos_are_and_fail_alone(shop: tuple[str, str], astronaut: NDArray[np.uint8]) -> None:
     url, photos = shop
     there = f"{photos}/astronaut.jpg"
-    with httpx.Client(base_url=url) as client:
-        client.post("/v1/galleries", json={"name": "shop"}).raise_for_status()
+    with Kith(url) as kith, httpx.Client(base_url=f"{url}/v1/galleries/shop") as http:
+        kith.create_gallery("shop")
+        assert kith.detect(urls=[there]).images == kith.detect(jpeg(astronaut)).images
+        assert len(kith.embed(jpeg(astronaut), urls=[there]).images) == 2
+        keyed, templates = {"Idempotency-Key": "1"}, "/subjects/ada/templates"
         body = {"urls": [there, f"{photos}/nothing", "https://10.0.0.1/"]}
-        enrolled = client.post(
-            "/v1/galleries/shop/subjects/ada/templates", json=body, headers={"Idempotency-Key": "1"}
-        ).json()
-        assert [entry.get("error", {}).get("code") for entry in enrolled["results"]] == [
-            None,
-            "url_failed",
-            "url_refused",
-        ]
-        again = client.post(
-            "/v1/galleries/shop/subjects/ada/templates", json={"urls": [there]}, headers={"Idempotency-Key": "1"}
-        )
+        enrolled = http.post(templates, json=body, headers=keyed).json()["results"]
+        codes = [entry.get("error", {}).get("code") for entry in enrolled]
+        assert codes == [None, "url_failed", "url_refused"]
+        again = http.post(templates, json={"urls": [there]}, headers=keyed)
         assert again.json()["code"] == "idempotency_conflict"
-        form = client.post(
-            "/v1/galleries/shop/identify",
-            data={"request": f'{{"urls": ["{there}"], "risk": {{"threshold": 0.5}}}}'},
-            files={"images": jpeg(astronaut)},
-        ).json()
+        request = f'{{"urls": ["{there}"], "risk": {{"threshold": 0.5}}}}'
+        form = http.post("/identify", data={"request": request}, files={"images": jpeg(astronaut)}).json()
         assert [(one["image"], one["outcome"]) for one in form["results"]] == [(0, "identified"), (1, "identified")]
-
-
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        ({"urls": ["https://10.0.0.1/"]}, "url_refused"),
-        ({"urls": ["text"]}, "url_refused"),
-        ({"urls": ["PHOTOS/text"]}, "url_failed"),
-        ({"urls": ["PHOTOS/text"] * 17}, "invalid_request"),
-        ({"urls": ["x" * 2049]}, "invalid_request"),
-        ({"urls": []}, "invalid_request"),
-        ({"urls": [None]}, "invalid_request"),
-    ],
-)
-def test_a_lone_url_that_gives_no_photo_fails_the_call(shop: tuple[str, str], body: dict[str, Any], code: str) -> None:
-    url, photos = shop
-    known: Callable[[Any], Any] = lambda one: one.replace("PHOTOS", photos) if isinstance(one, str) else one  # noqa: E731
-    answer = httpx.post(f"{url}/v1/detect", json={"urls": [known(one) for one in body["urls"]]})
-    assert (answer.status_code, answer.json()["code"]) == (422, code)
+        for side in (jpeg(astronaut), Url(there), ("shop", "ada")):
+            assert kith.verify(Url(there), side).outcome == "same"
+        for urls, code in (
+            (["https://10.0.0.1/"], "url_refused"),
+            (["text"], "url_refused"),
+            ([f"{photos}/text"], "url_failed"),
+            ([f"{photos}/text"] * 17, "invalid_request"),
+            (["x" * 2049], "invalid_request"),
+            ([], "invalid_request"),
+            ([None], "invalid_request"),
+        ):
+            answer = httpx.post(f"{url}/v1/detect", json={"urls": urls})
+            assert (answer.status_code, answer.json()["code"]) == (422, code)
