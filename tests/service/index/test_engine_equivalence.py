@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import SubjectNotFoundError
-from service.domain.gallery import GallerySettings, NewTemplate
+from service.domain.gallery import GallerySettings
 from service.index import milvus
 from tests.databases import ON_BOTH
 from tests.nodes import Model, Nodes
@@ -67,32 +66,6 @@ def test_two_nodes_answer_as_brute_force(engine: str, seed: int, nodes: Nodes) -
             among = None if rng.random() < 0.5 else {f"s{i}" for i in range(4)}
             for node in (here, there):
                 model.check(node, probes, int(rng.integers(1, 6)), among)
-
-
-def at(cosine: float, probe: Float, rng: np.random.Generator) -> NewTemplate:
-    """Return a template with this cosine similarity to the probe."""
-    aside = rng.normal(size=len(probe))
-    aside -= (aside @ probe) * probe
-    return template((cosine * probe + np.sqrt(1 - cosine**2) * aside / np.linalg.norm(aside)).astype(np.float32))
-
-
-@pytest.mark.parametrize("engine", ["faiss", "milvus lite", "milvus server"])
-def test_subjects_are_found_below_one_persons_many_templates(
-    engine: str, nodes: Nodes, rng: np.random.Generator
-) -> None:
-    node = nodes(engine)
-    gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-    (probe,) = l2_normalize(rng.normal(size=(1, DIMENSION)))
-    model = Model()
-    model.enrolled["often"] = [at(0.8 + 0.0005 * i, probe, rng) for i in range(300)]
-    for i in range(20):
-        model.enrolled[f"once{i}"] = [at(c, probe, rng) for c in (0.7 + 0.003 * i, 0.0, 0.1)]
-    model.enrolled["steady"] = [at(c, probe, rng) for c in (0.55, 0.6, 0.65)]
-    for name, templates in model.enrolled.items():
-        node.store.templates.enroll(gallery, name, templates, None)
-    for k in (1, 2, 5, 22, 50):
-        model.check(node, probe[None], k)
-        model.check(node, probe[None], k, {"steady", "once3", "often"})
 
 
 def test_filters_longer_than_an_expression(

@@ -16,8 +16,6 @@ from service.domain.gallery import Hit, Keys
 from service.index.follower import MemoryFollower
 from service.index.joint_search import MAX_PROBES, Found, JointSearch
 from service.risk.search import MAX_INLINE_FLOATS
-from service.server import embedded
-from service.settings import load_settings
 from tests.service.risk.test_gallery_risks import enroll, people
 
 PROBES = np.arange(200, dtype=np.float32)[:, None]
@@ -50,55 +48,34 @@ def found(start: int, count: int) -> Found:
     return [[Hit(number, 1.0)] for number in range(start, start + count)], 7
 
 
-async def begin(joint: JointSearch, index: Index, threads: Threads) -> asyncio.Task[Found]:
-    """Return a search that runs and waits for ``go``."""
-    first = asyncio.create_task(joint.run(threads, index.search, PROBES[:1], 3))
-    while not index.begun.is_set():
-        await asyncio.sleep(0)
-    return first
-
-
 def test_probes_that_arrive_during_a_search_are_searched_together(threads: Threads) -> None:
     async def scenario() -> None:
-        index = Index()
-        joint = JointSearch()
-        first = await begin(joint, index, threads)
-        others = [asyncio.create_task(joint.run(threads, index.search, PROBES[i : i + 2], 3)) for i in range(10, 20, 2)]
-        deeper = asyncio.create_task(joint.run(threads, index.search, PROBES[50:51], 5))
+        index, joint = Index(), JointSearch()
+
+        def ask(start: int, count: int = 1, k: int = 3) -> asyncio.Task[Found]:
+            return asyncio.create_task(joint.run(threads, index.search, PROBES[start : start + count], k))
+
+        async def begin() -> asyncio.Task[Found]:
+            """Return a search that runs and waits for ``go``."""
+            index.begun.clear()
+            index.go.clear()
+            first = ask(0)
+            while not index.begun.is_set():
+                await asyncio.sleep(0)
+            return first
+
+        first = await begin()
+        others = [ask(start, 8) for start in range(0, MAX_PROBES + 16, 8)]
+        deeper = ask(50, k=5)
         await asyncio.sleep(0)
         index.go.set()
         assert await first == found(0, 1)
-        assert await asyncio.gather(*others) == [found(i, 2) for i in range(10, 20, 2)]
+        assert await asyncio.gather(*others) == [found(start, 8) for start in range(0, MAX_PROBES + 16, 8)]
         assert await deeper == found(50, 1)
-        assert index.searches == [(1, 3), (10, 3), (1, 5)]
+        assert sorted(index.searches) == [(1, 3), (1, 5), (16, 3), (MAX_PROBES, 3)]
 
-    asyncio.run(scenario())
-
-
-def test_a_search_takes_a_limited_number_of_probes(threads: Threads) -> None:
-    async def scenario() -> None:
-        index = Index()
-        joint = JointSearch()
-        first = await begin(joint, index, threads)
-        others = [
-            asyncio.create_task(joint.run(threads, index.search, PROBES[i : i + 8], 3))
-            for i in range(0, MAX_PROBES + 16, 8)
-        ]
-        await asyncio.sleep(0)
-        index.go.set()
-        await first
-        assert await asyncio.gather(*others) == [found(i, 8) for i in range(0, MAX_PROBES + 16, 8)]
-        assert index.searches == [(1, 3), (MAX_PROBES, 3), (16, 3)]
-
-    asyncio.run(scenario())
-
-
-def test_a_canceled_request_leaves_the_others_their_search(threads: Threads) -> None:
-    async def scenario() -> None:
-        index = Index()
-        joint = JointSearch()
-        first = await begin(joint, index, threads)
-        gone, stays = (asyncio.create_task(joint.run(threads, index.search, PROBES[i : i + 1], 3)) for i in (8, 9))
+        # A canceled request leaves the others their search.
+        first, gone, stays = await begin(), ask(8), ask(9)
         await asyncio.sleep(0)
         first.cancel()
         gone.cancel()
@@ -107,48 +84,22 @@ def test_a_canceled_request_leaves_the_others_their_search(threads: Threads) -> 
         index.go.set()
         assert await stays == found(9, 1)
 
-    asyncio.run(scenario())
-
-
-def test_a_failure_reaches_all_its_requests_and_no_later_one(threads: Threads) -> None:
-    async def scenario() -> None:
-        index = Index()
-        joint = JointSearch()
-        first = await begin(joint, index, threads)
-        others = [asyncio.create_task(joint.run(threads, index.search, PROBES[i : i + 1], 3)) for i in (8, 9)]
+        # A failure reaches all its requests and no later one.
+        failing = [await begin(), ask(8), ask(9)]
         await asyncio.sleep(0)
         index.fails = True
         index.go.set()
-        for search in (first, *others):
+        for search in failing:
             with pytest.raises(MemoryError):
                 await search
         index.fails = False
-        assert await joint.run(threads, index.search, PROBES[4:5], 3) == found(4, 1)
+        assert await ask(4) == found(4, 1)
 
     asyncio.run(scenario())
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with embedded(load_settings(data_dir=tmp_path_factory.mktemp("searches"), log_level="WARNING")) as url:
-        with Kith(url) as kith:
-            kith.create_gallery("staff", risk={"fpir": 0.01})
-            enroll(kith, "staff", people(np.random.default_rng(5), 60))
-            kith.calibrate("staff")
-        yield url
-
-
-@pytest.mark.parametrize(
-    ("count", "floats", "may_be_behind", "thread"),
-    [
-        (1, MAX_INLINE_FLOATS, False, "kith-server"),
-        (1, MAX_INLINE_FLOATS, True, "blocking"),
-        (1, 0, False, "blocking"),
-        (30, MAX_INLINE_FLOATS, False, "blocking"),
-    ],
-)
 def test_only_a_short_search_in_memory_runs_on_the_event_loop(
-    url: str, monkeypatch: pytest.MonkeyPatch, count: int, floats: int, may_be_behind: bool, thread: str
+    kith: Kith, gallery: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     """A follower that other nodes move, as Milvus's, waits for a server."""
     searched_in: list[str] = []
@@ -159,12 +110,19 @@ def test_only_a_short_search_in_memory_runs_on_the_event_loop(
         return search(self, probes, k, among)
 
     monkeypatch.setattr(MemoryFollower, "search", recorded)
-    monkeypatch.setattr("service.risk.search.MAX_INLINE_FLOATS", floats)
-    if may_be_behind:
-        monkeypatch.setattr(MemoryFollower, "is_at", lambda *_: False)
-    rng = np.random.default_rng(6)
-    with Kith(url) as kith:
-        kith.identify("staff", embeddings=list(people(rng, 1)))  # reads the gallery and its risk
+    enroll(kith, gallery, people(rng, 60))
+    kith.calibrate(gallery)
+    kith.identify(gallery, embeddings=list(people(rng, 1)))  # reads the gallery and its risk
+    for count, floats, may_be_behind, thread in (
+        (1, MAX_INLINE_FLOATS, False, "kith-server"),
+        (1, MAX_INLINE_FLOATS, True, "blocking"),
+        (1, 0, False, "blocking"),
+        (30, MAX_INLINE_FLOATS, False, "blocking"),
+    ):
         searched_in.clear()
-        kith.identify("staff", embeddings=list(people(rng, count)))
-    assert [name.startswith(thread) for name in searched_in] == [True]
+        with monkeypatch.context() as patch:
+            patch.setattr("service.risk.search.MAX_INLINE_FLOATS", floats)
+            if may_be_behind:
+                patch.setattr(MemoryFollower, "is_at", lambda *_: False)
+            kith.identify(gallery, embeddings=list(people(rng, count)))
+        assert [name.startswith(thread) for name in searched_in] == [True]
