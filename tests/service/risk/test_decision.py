@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from models.risk.calibration import Calibration
+from models.risk.gallery_risk import GalleryRisk
+from models.runtime.network import Float
 from service.core.errors import RiskUncalibratedError
+from service.domain.fusion import fuse_similarities
+from service.domain.gallery import Snapshot
 from service.domain.outcomes import RiskTarget
-from service.risk.decision import decide, decide_pair
+from service.risk.decision import EnrolledSubject, compare_faces, compare_with_subject, decide, decide_pair
+from service.risk.evidence import impostor_evidence
 from service.risk.threshold import (
     Candidate,
     ImpostorRisk,
@@ -30,24 +38,23 @@ def candidates(*similarities: float) -> list[Candidate]:
     return [Candidate(i, s, s) for i, s in enumerate(similarities)]
 
 
-def test_outcomes() -> None:
-    assert decide(candidates(0.6, 0.2), AT).outcome == "identified"
-    assert decide(candidates(0.45, 0.2), AT).outcome == "uncertain"
-    assert decide(candidates(0.39), AT).outcome == "unknown"
-    assert decide([], AT).outcome == "unknown"
-
-
-def test_unknown_still_carries_the_best_candidate() -> None:
-    decision = decide(candidates(0.1, 0.05), AT)
-    assert decision.best is not None
-    assert decision.best.similarity == 0.1
-    assert decision.margin == pytest.approx(0.05)
-
-
-def test_lookalikes_are_not_named() -> None:
-    """The runner-up exceeds the threshold by more than a quarter of what the best does."""
-    assert decide(candidates(0.7, 0.56), AT).outcome == "uncertain"
-    assert decide(candidates(0.7, 0.54), AT).outcome == "identified"
+@pytest.mark.parametrize(
+    ("similarities", "outcome"),
+    [
+        ((0.6, 0.2), "identified"),
+        ((0.45, 0.2), "uncertain"),
+        ((0.39, 0.05), "unknown"),
+        ((), "unknown"),
+        # Lookalikes: the runner-up exceeds the threshold by more than a quarter of what the best does.
+        ((0.7, 0.56), "uncertain"),
+        ((0.7, 0.54), "identified"),
+    ],
+)
+def test_outcomes_and_the_best_candidate(similarities: tuple[float, ...], outcome: str) -> None:
+    decision = decide(candidates(*similarities), AT)
+    assert decision.outcome == outcome
+    assert [each.similarity for each in (decision.best, decision.runner_up) if each] == [*similarities]
+    assert decision.margin == (pytest.approx(similarities[0] - similarities[1]) if similarities else None)
 
 
 @given(st.floats(-1, 1), st.floats(0, 0.5))
@@ -91,3 +98,89 @@ def test_an_explicit_threshold_needs_no_calibration() -> None:
     assert thresholds_for(RiskTarget("threshold", 0.4), None, 10).accept == 0.4
     with pytest.raises(RiskUncalibratedError):
         thresholds_for(RiskTarget("fpir", 0.01), None, 10)
+
+
+# A face beside a subject: the same similarity, and the same judge, as in a search; and two faces.
+
+
+def units(rng: np.random.Generator, count: int, dimension: int = 16) -> Float:
+    vectors = rng.normal(size=(count, dimension))
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
+
+
+@pytest.fixture
+def of_pack(calibration: Calibration) -> ImpostorRisk:
+    return ImpostorRisk(calibration.curve, "pack")
+
+
+@pytest.fixture
+def subject(rng: np.random.Generator, of_pack: ImpostorRisk) -> EnrolledSubject:
+    return EnrolledSubject(
+        units(rng, 5), np.array([0.9, 0.2, 0.5, 0.7, 0.4], np.float32), replace(of_pack, source="both")
+    )
+
+
+def test_a_face_meets_a_subject_as_a_search_does(rng: np.random.Generator, subject: EnrolledSubject) -> None:
+    mean = (subject.qualities[:, None] * subject.vectors).sum(0)
+    for probe in units(rng, 20):
+        expected = pytest.approx(float(mean @ probe / np.linalg.norm(mean)), abs=1e-6)
+        assert compare_with_subject(probe, subject).similarity == expected
+
+
+def test_each_template_is_a_chance_where_only_photos_were_compared(
+    rng: np.random.Generator, subject: EnrolledSubject, of_pack: ImpostorRisk
+) -> None:
+    (probe,) = units(rng, 1)
+    target = RiskTarget("fpir", 0.001)
+
+    def threshold(enrolled: EnrolledSubject) -> float:
+        found = compare_with_subject(probe, enrolled)
+        return thresholds_for(target, found.model, 1).accept
+
+    of_five = threshold(replace(subject, model=of_pack))
+    assert of_five == pytest.approx(thresholds_for(target, of_pack, 5).accept)
+    one = replace(subject, model=of_pack, vectors=subject.vectors[:1], qualities=subject.qualities[:1])
+    assert of_five > threshold(one)
+
+
+@pytest.mark.parametrize("usual", [1.0, 2.5, 20.0])
+def test_who_has_more_templates_than_the_galleries_strangers_met_is_judged_by_more(
+    usual: float, rng: np.random.Generator, subject: EnrolledSubject, of_pack: ImpostorRisk
+) -> None:
+    (probe,) = units(rng, 1)
+    known = replace(of_pack, source="both", mean_templates=usual)
+    found = compare_with_subject(probe, replace(subject, model=known))
+    assert found.model is not None
+    assert found.model.source == "both"
+    assert found.model.comparisons_per_subject == max(1, 5 / usual)
+
+
+def test_strangers_of_a_person_of_many_templates_are_within_the_rate(rng: np.random.Generator) -> None:
+    """Gallery of people with one template, and a few with twenty."""
+    centers = units(rng, 330, 64)
+    counts = np.repeat([1, 20], [300, 30])
+    pks = np.repeat(np.arange(330), counts)
+    noise = units(rng, len(pks), 64)
+    vectors = centers[pks] + 0.9 * noise
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    qualities = np.full(len(pks), 0.8, np.float32)
+    strangers = units(rng, 1500, 64)
+    evidence = impostor_evidence(Snapshot(0, np.arange(len(pks)), pks, vectors, qualities))
+    known = ImpostorRisk(GalleryRisk(evidence, None).raw_curve, "gallery", mean_templates=len(pks) / 330)
+    alarms = []
+    for person in range(300, 330):
+        own = pks == person
+        enrolled = EnrolledSubject(vectors[own], qualities[own], known)
+        found = compare_with_subject(strangers[0], enrolled)
+        accept = thresholds_for(RiskTarget("fpir", 0.01), found.model, 1).accept
+        fused = fuse_similarities(strangers, vectors[own], np.zeros(20, np.int64), qualities[own])
+        alarms.append((fused >= accept).mean())
+    assert np.mean(alarms) <= 0.0125
+
+
+def test_two_faces_by_the_pack(rng: np.random.Generator, of_pack: ImpostorRisk) -> None:
+    (face,) = units(rng, 1)
+    found = compare_faces(face, face * 1.000001, of_pack)
+    assert found.similarity == pytest.approx(1)
+    assert found.similarity <= 1
+    assert found.model == of_pack

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,13 +14,17 @@ from scipy import stats
 from kith import Kith
 from kith.wire.common import IdentifyOutcome
 from models.risk.calibration import Calibration
+from service.domain.events import EventFilter, Position
+from service.domain.gallery import GallerySettings
 from service.observability.metrics import CONTENT_TYPE, Metrics
 from service.operations.metrics_export import MetricsExport
 from service.operations.status import RecentState, ServiceState
-from service.risk.drift import MIN_IDENTIFIED, WINDOW, Decided, Watch, Watches
-from service.server import embedded
-from service.settings import load_settings
+from service.risk.drift import MIN_IDENTIFIED, WINDOW, Decided, DriftReports, Watch, Watches
+from service.storage.events.log import EventLog
+from service.storage.repositories.store import Store
+from service.storage.repositories.webhooks import WebhookStore
 from tests.conftest import jpeg
+from tests.databases import open_database
 
 THRESHOLD = 0.4
 HISTORIES = 1000
@@ -169,15 +172,28 @@ def test_stats_and_metrics_of_a_real_service(
     assert float(told[f'kith_drift_state{{gallery="{gallery}",state="ok"}}']) == 1
     assert float(told[f'kith_mated_similarity_mean{{gallery="{gallery}"}}']) > 0.99
     assert "eileen" not in answer.text
-    name = kith.create_gallery("soon-gone").name
-    kith.gallery(name)
-    kith.delete_gallery(name)
-    assert name not in httpx.get(f"{server}/metrics").text
 
 
-def test_metrics_name_galleries_and_so_need_the_key(tmp_path: Path) -> None:
-    with embedded(load_settings(data_dir=tmp_path, api_key="secret" * 6, log_level="WARNING")) as url:
-        assert httpx.get(f"{url}/metrics").status_code == 401
-        answer = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {'secret' * 6}"})
-        assert answer.status_code == 200
-        assert re.search(r"^# TYPE kith_identify_total counter$", answer.text, re.MULTILINE)
+def test_drift_is_reported_when_it_changes(tmp_path: Path, calibration: Calibration) -> None:
+    database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
+    store, watches = Store(database), Watches({"f" * 32: calibration})
+    gallery = store.galleries.create("g", "f" * 32, 8, GallerySettings())
+    WebhookStore(database).create("https://receiver.example/", None, EventFilter())
+    reports, watch = DriftReports(store, watches), watches.of(gallery.pk, "g", gallery.fingerprint)
+
+    def told() -> list[str]:
+        reports.look()
+        stored = EventLog(database).read(Position(0, 0), EventFilter()).events
+        return [event.document["data"]["state"] for event in stored]
+
+    usual, lower = ([Decided("identified", similarity, 0.4)] * WINDOW for similarity in (0.7, 0.45))
+    watch.add(usual)
+    assert told() == []
+    watch.add(lower)
+    assert [told(), told()] == [["drifted"], ["drifted"]]
+    watch.add(usual)
+    assert [told(), told()] == [["drifted", "ok"]] * 2
+    store.galleries.delete("g")
+    watch.add(lower)
+    assert told() == []
+    store.close()

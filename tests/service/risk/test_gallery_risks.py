@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from kith import Kith, KithClientError
+from kith.options import Risk
 from kith.wire.identification import IdentityOut
 from kith.wire.risk import GalleryRiskOut
 from models.pack.manifest import ModelPack
@@ -29,6 +31,7 @@ from service.risk.gallery_risks import STALE_SHARE, THRESHOLD_MOVED, GalleryRisk
 from service.server import embedded
 from service.settings import load_settings
 from service.storage.audit.log import AuditFilter, listed_lines
+from service.storage.db.engine import Database
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.packs import BUNDLED_DIMENSION
@@ -67,17 +70,6 @@ def wait_for(what: Callable[[], bool]) -> None:
     while not what():
         assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.02)
-
-
-@pytest.fixture
-def dozen(rng: np.random.Generator) -> Float:
-    return people(rng, 12)
-
-
-@pytest.fixture
-def small(kith: Kith, gallery: str, dozen: Float) -> Iterator[str]:
-    enroll(kith, gallery, dozen)
-    yield gallery
 
 
 # Evidence
@@ -156,8 +148,14 @@ def test_a_gallery_of_nobody_or_of_one_has_no_strangers(owners: list[int], rng: 
 # Over HTTP
 
 
-def test_the_report_answers_what_is_asked(kith: Kith, small: str) -> None:
-    report = kith.calibrate(small, 0.05, 0.01)
+def test_searches_and_comparisons_are_decided_by_the_report(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+    dozen = people(rng, 12)
+    assert kith.risk(gallery).evidence.source == "pack"
+    enroll(kith, gallery, dozen[:1])
+    alone = kith.calibrate(gallery)
+    assert (alone.evidence.source, alone.check) == ("pack", None)
+    enroll(kith, gallery, dozen[1:], first=1)
+    report = kith.calibrate(gallery, 0.05, 0.01)
     assert report.subject_count == 12
     assert (report.evidence.source, report.evidence.pair_count, report.evidence.up_to_date) == ("both", 66, True)
     assert [target.fpir for target in report.targets] == [0.05, 0.01]
@@ -165,7 +163,7 @@ def test_the_report_answers_what_is_asked(kith: Kith, small: str) -> None:
         assert target.today.low <= target.today.threshold <= target.today.high
         assert target.grown.subject_count == 120
         assert target.grown.threshold > target.today.threshold
-    assert report.targets[1].today.threshold == report.threshold
+    assert report.targets[1].today.threshold == report.threshold > report.review_threshold
     assert report.most_resembled is not None
     assert 0 < report.most_resembled.level < 0.2
     assert 0 <= report.most_resembled.share < 0.5
@@ -174,36 +172,79 @@ def test_the_report_answers_what_is_asked(kith: Kith, small: str) -> None:
     assert all(point.low <= point.fpir <= point.high for point in report.curve)
     assert report.check is not None
     assert report.check.expected == pytest.approx(1.2)
+    for wrong in (0.0, 1.0, -0.1):
+        with pytest.raises(KithClientError, match="invalid_request"):
+            kith.risk(gallery, wrong)
 
-
-def test_identification_decides_by_the_reported_threshold(
-    kith: Kith, small: str, dozen: Float, rng: np.random.Generator
-) -> None:
-    report = kith.calibrate(small)
-    results = kith.identify(small, embeddings=list(people(rng, 5))).results
+    results = kith.identify(gallery, embeddings=list(people(rng, 5))).results
     for found in results:
         assert usual_threshold(found, report, dozen) == pytest.approx(report.threshold, abs=ROUNDED)
     assert len({found.threshold for found in results}) > 1, "each search has its own"
-    assert found.risk is not None
-    assert found.risk.source == "both"
-    (explicit,) = kith.identify(small, embeddings=[people(rng, 1)[0]], risk={"threshold": 0.7}).results
+    assert found.risk is not None and found.risk.source == "both"
+    (explicit,) = kith.identify(gallery, embeddings=[people(rng, 1)[0]], risk={"threshold": 0.7}).results
     assert explicit.risk is not None
     assert (explicit.threshold, explicit.risk.source) == (0.7, "explicit")
+    kith.update_gallery(gallery, review_factor=1)
+    plain = kith.risk(gallery)
+    assert plain.review_threshold == plain.threshold == report.threshold
+    with pytest.raises(KithClientError):
+        kith.update_gallery(gallery, review_factor=0.5)
+
+    # A face is compared with a subject as it is searched for.
+    kith.enroll(gallery, "s0", embeddings=[people(rng, 1)[0]], allow_duplicate=True, allow_inconsistent=True)
+    kith.update_gallery(gallery, review_factor=3)
+    kith.calibrate(gallery)
+    (probe,) = people(rng, 1)
+    similar = {
+        each.subject: each for each in kith.identify(gallery, embeddings=[probe], top_k=12).results[0].candidates
+    }
+    at_fmr = kith.identify(gallery, embeddings=[probe], risk={"fmr": 1e-6}).results[0]
+    for subject in ("s0", "s1"):
+        pair = kith.verify(probe, (gallery, subject), risk={"fmr": 1e-6})
+        assert pair.similarity == similar[subject].similarity
+        assert pair.risk is not None and (pair.risk.fmr, pair.risk.source) == (1e-6, "both")
+    assert (pair.threshold, pair.review_threshold) == (at_fmr.threshold, at_fmr.review_threshold)
+    risks: list[tuple[Risk | None, tuple[float | None, float | None]]] = [
+        (None, (0.001, None)),  # an FPIR is of a search
+        ({"fmr": 1e-5}, (1e-5, None)),
+        ({"threshold": 0.6}, (None, 0.6)),
+    ]
+    for risk, shown in risks:
+        if risk is not None:
+            kith.update_gallery(gallery, risk=risk)
+        default = kith.verify(probe, (gallery, "s1")).risk
+        assert default is not None and (default.fmr, default.threshold) == shown
+
+    # Two subjects that both reach the threshold are uncertain.
+    kith.update_gallery(gallery, risk={"fpir": 0.01})
+    (found,) = kith.identify(gallery, embeddings=[dozen[3]]).results
+    assert (found.outcome, found.subject) == ("identified", "s3")
+    twin = l2_normalize(dozen[3] + 0.001 * rng.normal(size=DIMENSION))
+    kith.enroll(gallery, "twin", embeddings=[twin], allow_duplicate=True)
+    kith.calibrate(gallery)  # the evidence may be of fewer people until then
+    (found,) = kith.identify(gallery, embeddings=[dozen[3]]).results
+    assert (found.outcome, found.subject) == ("uncertain", None)
+    assert [candidate.subject for candidate in found.candidates[:2]] == ["s3", "twin"]
 
 
-def test_the_threshold_is_the_gallerys_not_the_packs(
+def test_the_threshold_is_the_gallerys_and_follows_all_but_few_changes(
     kith: Kith, gallery: str, pack: ModelPack, rng: np.random.Generator
 ) -> None:
     """A gallery with less similar people than the pack's calibration gets a lower threshold."""
-    vectors = people(rng, 60, common=0.0)
-    enroll(kith, gallery, vectors)
+    many = int(2 / STALE_SHARE)
+    vectors = people(rng, many + 3, common=0.0)
+    enroll(kith, gallery, vectors[:many])
     assert pack.calibration is not None
     calibration = Calibration.from_document(pack.calibration)
-    alone = calibration.threshold_at_fmr(fmr_for_fpir(0.01, 60)).score
-    report = kith.calibrate(gallery)
-    assert report.threshold < alone - 0.05
-    expected = GalleryRisk(impostor_evidence(snapshot(vectors, list(range(60)))), calibration)
-    assert report.threshold == pytest.approx(expected.curve.threshold_at_fmr(fmr_for_fpir(0.01, 60)).score, abs=0.002)
+    report, fmr = kith.calibrate(gallery), fmr_for_fpir(0.01, many)
+    assert report.threshold < calibration.threshold_at_fmr(fmr).score - 0.05
+    expected = GalleryRisk(impostor_evidence(snapshot(vectors[:many], list(range(many)))), calibration)
+    assert report.threshold == pytest.approx(expected.curve.threshold_at_fmr(fmr).score, abs=0.002)
+    enroll(kith, gallery, vectors[many : many + 2], first=many)
+    assert kith.risk(gallery).evidence.derived_at == report.evidence.derived_at
+    assert kith.risk(gallery).evidence.up_to_date
+    enroll(kith, gallery, vectors[many + 2 :], first=many + 2)
+    wait_for(lambda: kith.risk(gallery).subject_count == many + 3)
 
 
 def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
@@ -227,64 +268,10 @@ def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
     assert (after.last_move.after, after.last_move.reason) == (after.threshold, lines[0].details["reason"])
     # What one line leaves, the next one finds, but for moves that nobody would see.
     for later, earlier in itertools.pairwise(lines):
-        before, left = later.details["before"]["threshold"], earlier.details["after"]["threshold"]
-        assert round(before, 3) == round(left, 3)
+        left = earlier.details["after"]["threshold"]
+        assert round(later.details["before"]["threshold"], 3) == round(left, 3)
     kith.delete_subject(gallery, "s0")
     wait_for(lambda: kith.risk(gallery).subject_count == 13)
-
-
-def test_a_face_is_verified_against_a_subject_as_it_is_searched_for(
-    kith: Kith, small: str, rng: np.random.Generator
-) -> None:
-    kith.enroll(small, "s0", embeddings=[people(rng, 1)[0]], allow_duplicate=True, allow_inconsistent=True)
-    kith.update_gallery(small, review_factor=3)
-    report = kith.calibrate(small)
-    (probe,) = people(rng, 1)
-    found = {each.subject: each for each in kith.identify(small, embeddings=[probe], top_k=12).results[0].candidates}
-    for subject in ("s0", "s1"):
-        pair = kith.verify(probe, (small, subject), risk={"fmr": 1e-6})
-        assert pair.similarity == found[subject].similarity
-        assert pair.risk is not None
-        assert (pair.risk.fmr, pair.risk.source) == (1e-6, "both")
-    at_fmr = kith.identify(small, embeddings=[probe], risk={"fmr": 1e-6}).results[0]
-    assert (pair.threshold, pair.review_threshold) == (at_fmr.threshold, at_fmr.review_threshold)
-
-    def default() -> tuple[float | None, float | None]:
-        risk = kith.verify(probe, (small, "s1")).risk
-        assert risk is not None
-        return risk.fmr, risk.threshold
-
-    assert default() == (0.001, None)  # an FPIR is of a search
-    kith.update_gallery(small, risk={"fmr": 1e-5})
-    assert default() == (1e-5, None)
-    kith.update_gallery(small, risk={"threshold": 0.6})
-    assert default() == (None, 0.6)
-    assert report.subject_count == 12
-
-
-def test_a_gallery_says_how_wide_uncertainty_is(kith: Kith, small: str, rng: np.random.Generator) -> None:
-    report = kith.calibrate(small)
-    assert report.review_threshold < report.threshold
-    kith.update_gallery(small, review_factor=1)
-    plain = kith.risk(small)
-    assert plain.review_threshold == plain.threshold == report.threshold
-    assert kith.gallery(small).review_factor == 1
-    with pytest.raises(KithClientError):
-        kith.update_gallery(small, review_factor=0.5)
-
-
-def test_two_subjects_that_both_reach_the_threshold_are_uncertain(
-    kith: Kith, small: str, rng: np.random.Generator
-) -> None:
-    known = people(np.random.default_rng(5), 12)[3]
-    (found,) = kith.identify(small, embeddings=[known]).results
-    assert (found.outcome, found.subject) == ("identified", "s3")
-    twin = l2_normalize(known + 0.001 * rng.normal(size=DIMENSION))
-    kith.enroll(small, "twin", embeddings=[twin], allow_duplicate=True)
-    kith.calibrate(small)  # the evidence may be of fewer people until then
-    (found,) = kith.identify(small, embeddings=[known]).results
-    assert (found.outcome, found.subject) == ("uncertain", None)
-    assert [candidate.subject for candidate in found.candidates[:2]] == ["s3", "twin"]
 
 
 def test_a_person_enrolled_twice_in_a_small_gallery_makes_no_stranger_similar(
@@ -299,60 +286,49 @@ def test_a_person_enrolled_twice_in_a_small_gallery_makes_no_stranger_similar(
     assert before is not None and found.threshold is not None and found.threshold > before
 
 
-def test_a_gallery_of_one_rests_on_the_pack(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
-    assert kith.risk(gallery).evidence.source == "pack"
-    enroll(kith, gallery, people(rng, 1))
-    report = kith.calibrate(gallery)
-    assert (report.evidence.source, report.check) == ("pack", None)
-
-
-def test_two_processes_decide_alike(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_two_processes_decide_alike_and_the_next_one_does_what_they_left_undone(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
     """Evidence derived by one server is read by the other, which derives nothing."""
     settings = load_settings(data_dir=tmp_path, log_level="WARNING")
-    vectors = people(rng, 30)
+    vectors = people(rng, 40)
     with embedded(settings) as one, embedded(settings) as other, Kith(one) as first, Kith(other) as second:
         first.create_gallery("g")
-        enroll(first, "g", vectors)
+        enroll(first, "g", vectors[:30])
         report = first.calibrate("g")
         assert second.risk("g") == first.risk("g")
         answers = [k.identify("g", embeddings=[vectors[3]]).results[0] for k in (first, second)]
         assert answers[0] == answers[1]
-        assert usual_threshold(answers[0], report, vectors) == pytest.approx(report.threshold, abs=ROUNDED)
+        assert usual_threshold(answers[0], report, vectors[:30]) == pytest.approx(report.threshold, abs=ROUNDED)
         lines = len(list(first.audit("g", event=THRESHOLD_MOVED)))
         second.risk("g")
         assert len(list(second.audit("g", event=THRESHOLD_MOVED))) == lines
-
-
-def test_what_a_server_left_undone_the_next_one_does(tmp_path: Path, rng: np.random.Generator) -> None:
-    """A server that stops right after an enrollment may have no time to derive what follows from it."""
-    settings = load_settings(data_dir=tmp_path, log_level="WARNING")
-    vectors = people(rng, 20)
+    # A server that stops right after an enrollment may have no time to derive what follows from it.
+    with closing(Store(open_database(settings.sql_url))) as store:
+        fill(store, store.galleries.get("g"), vectors[30:], first=30)
     with embedded(settings) as url, Kith(url) as kith:
-        kith.create_gallery("g")
-        enroll(kith, "g", vectors[:4])
-        kith.calibrate("g")
-    store = Store(open_database(settings.sql_url))
-    gallery = store.galleries.get("g")
-    for i, vector in enumerate(vectors[4:], start=4):
-        store.templates.enroll(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
-    store.close()
-    with embedded(settings) as url, Kith(url) as kith:
-        assert kith.risk("g").subject_count == 4
+        assert kith.risk("g").subject_count == 30
         kith.identify("g", embeddings=[vectors[0]])
-        wait_for(lambda: kith.risk("g").subject_count == 20)
+        wait_for(lambda: kith.risk("g").subject_count == 40)
 
 
-def test_earlier_evidence_does_not_replace_later(tmp_path: Path, rng: np.random.Generator) -> None:
+# In one process
+
+
+def fill(store: Store, gallery: Gallery, vectors: Float, first: int = 0) -> None:
+    for i, vector in enumerate(vectors, start=first):
+        store.templates.enroll(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
+
+
+def test_earlier_evidence_does_not_replace_later(database: Database, store: Store, rng: np.random.Generator) -> None:
     """One process derives from an earlier state of the gallery than another one, and is done later."""
-    database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
-    store = Store(database)
     gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
     taken = []
-    for i, vector in enumerate(people(rng, 4)):
-        store.templates.enroll(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
+    for count in (3, 1):
+        fill(store, gallery, people(rng, count), first=4 - count)
         taken.append(store.changes.snapshot(gallery))
     late, now = (
-        StoredEvidence(s.sequence, len(s.template_pks), impostor_evidence(s), datetime.now(UTC)) for s in taken[2:]
+        StoredEvidence(s.sequence, len(s.template_pks), impostor_evidence(s), datetime.now(UTC)) for s in taken
     )
     store.evidence.put(gallery, now, None, {})
     store.evidence.put(gallery, late, THRESHOLD_MOVED, {})
@@ -360,60 +336,28 @@ def test_earlier_evidence_does_not_replace_later(tmp_path: Path, rng: np.random.
     assert stored is not None
     assert (stored.sequence, stored.templates) == (now.sequence, 4)
     assert listed_lines(database, AuditFilter(event=THRESHOLD_MOVED), None, 10) == []
-    store.close()
 
 
 def test_the_risk_of_so_many_galleries_is_kept_as_fits_in_memory(
-    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    store: Store, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The least recently used evidence is evicted and computed again."""
     monkeypatch.setattr(risks_module, "MAX_CACHED", 2)
-    store = Store(open_database(f"sqlite:///{tmp_path / 'kith.db'}"))
-    risks = GalleryRisks(store, {"f" * 32: None})
-    read: list[str] = []
-    evidence = store.evidence.get
+    read, evidence = list[str](), store.evidence.get
 
     def noted(gallery: Gallery) -> StoredEvidence | None:
         read.append(gallery.name)
         return evidence(gallery)
 
-    for name in "abc":
-        gallery = store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings())
-        for i, vector in enumerate(people(rng, 60)):
-            store.templates.enroll(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
-        risks.refresh(name)
-    monkeypatch.setattr(store.evidence, "get", noted)
-    monkeypatch.setattr(risks, "derive_later", lambda gallery: None)
-    first, _ = (risks.current(store.galleries.get(name)) for name in "ab")
-    assert first is not None
-    for name, reads in [("a", "ab"), ("c", "abc"), ("a", "abc"), ("b", "abcb"), ("a", "abcb"), ("c", "abcbc")]:
-        known = risks.current(store.galleries.get(name))
-        assert known is not None and "".join(read) == reads
-        assert name != "a" or known is first
-    risks.close()
-    store.close()
-
-
-def test_few_changes_of_a_large_gallery_are_not_followed(tmp_path: Path, rng: np.random.Generator) -> None:
-    settings = load_settings(data_dir=tmp_path, log_level="WARNING")
-    many = int(2 / STALE_SHARE)
-    with embedded(settings) as url, Kith(url) as kith:
-        kith.create_gallery("g")
-        vectors = people(rng, many + 3)
-        enroll(kith, "g", vectors[:many])
-        derived = kith.calibrate("g").evidence.derived_at
-        enroll(kith, "g", vectors[many : many + 2], first=many)
-        assert kith.risk("g").evidence.derived_at == derived
-        assert kith.risk("g").evidence.up_to_date
-        enroll(kith, "g", vectors[many + 2 :], first=many + 2)
-        wait_for(lambda: kith.risk("g").subject_count == many + 3)
-
-
-def test_targets_out_of_range_are_refused(kith: Kith, gallery: str) -> None:
-    for wrong in (0.0, 1.0, -0.1):
-        with pytest.raises(KithClientError) as refused:
-            kith.risk(gallery, wrong)
-        assert refused.value.code == "invalid_request"
-    with pytest.raises(KithClientError) as missing:
-        kith.risk("no-such-gallery")
-    assert missing.value.code == "gallery_not_found"
+    with closing(GalleryRisks(store, {"f" * 32: None})) as risks:
+        for name in "abc":
+            fill(store, store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings()), people(rng, 60))
+            risks.refresh(name)
+        monkeypatch.setattr(store.evidence, "get", noted)
+        monkeypatch.setattr(risks, "derive_later", lambda gallery: None)
+        first, _ = (risks.current(store.galleries.get(name)) for name in "ab")
+        assert first is not None
+        for name, reads in [("a", "ab"), ("c", "abc"), ("a", "abc"), ("b", "abcb"), ("a", "abcb"), ("c", "abcbc")]:
+            known = risks.current(store.galleries.get(name))
+            assert known is not None and "".join(read) == reads
+            assert name != "a" or known is first

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -33,44 +33,39 @@ def answer(**similarities: float) -> Identification:
     return Identification(decide(ranked, AT), ranked, AT)
 
 
-def names(answers: Sequence[Identification]) -> list[tuple[str, int | None]]:
-    return [(a.decision.outcome, a.decision.best.subject_pk if a.decision.best else None) for a in answers]
-
-
-def test_the_better_face_keeps_the_person_and_the_other_is_uncertain() -> None:
-    weaker, better = answer(ada=0.6, bo=0.1), answer(ada=0.7, bo=0.2)
-    found = one_face_per_person([weaker, better])
-    assert names(found) == [("uncertain", ADA), ("identified", ADA)]
-    assert (found[0].reasons, found[0].other_face) == ((ELSEWHERE,), 1)
-    assert found[1] == better
-    assert found[0].shown_thresholds == weaker.shown_thresholds
-
-
-def test_a_face_that_loses_its_person_becomes_nobody_else() -> None:
-    for other in (0.52, 0.49):
-        found = one_face_per_person([answer(ada=0.8, bo=other), answer(ada=0.9, bo=0.2)])
-        assert names(found) == [("uncertain", ADA), ("identified", ADA)]
-        assert found[0].reasons == (ELSEWHERE,)
-
-
-def test_of_equal_faces_the_first_is_the_person() -> None:
-    found = one_face_per_person([answer(bo=0.7), answer(ada=0.7), answer(ada=0.7), answer(bo=0.8), answer(ada=0.3)])
-    assert [a.decision.outcome for a in found] == ["uncertain", "identified", "uncertain", "identified", "unknown"]
-    assert [a.other_face for a in found] == [3, None, 1, None, None]
-
-
-def test_a_face_uncertain_between_two_people_keeps_its_person_from_a_weaker_one() -> None:
-    found = one_face_per_person([answer(ada=0.8, bo=0.7), answer(ada=0.6)])
-    assert [a.decision.outcome for a in found] == ["uncertain", "uncertain"]
-    assert [a.other_face for a in found] == [None, 0]
-
-
-def test_an_uncertain_face_stays_uncertain_and_says_where_the_person_is() -> None:
-    lookalikes, weak = answer(ada=0.8, bo=0.7), answer(ada=0.45)
-    found = one_face_per_person([lookalikes, weak, answer(ada=0.9)])
-    assert [a.decision.outcome for a in found] == ["uncertain", "uncertain", "identified"]
-    assert [a.other_face for a in found] == [2, 2, None]
-    assert found[1].decision == weak.decision
+@pytest.mark.parametrize(
+    ("faces", "outcomes", "other_faces"),
+    [
+        # The better face keeps the person. The other becomes nobody else.
+        ([{"ada": 0.6, "bo": 0.1}, {"ada": 0.7, "bo": 0.2}], ["uncertain", "identified"], [1, None]),
+        ([{"ada": 0.8, "bo": 0.52}, {"ada": 0.9, "bo": 0.2}], ["uncertain", "identified"], [1, None]),
+        # Of equal faces the first is the person.
+        (
+            [{"bo": 0.7}, {"ada": 0.7}, {"ada": 0.7}, {"bo": 0.8}, {"ada": 0.3}],
+            ["uncertain", "identified", "uncertain", "identified", "unknown"],
+            [3, None, 1, None, None],
+        ),
+        # A face uncertain between two people keeps its person from a weaker one.
+        ([{"ada": 0.8, "bo": 0.7}, {"ada": 0.6}], ["uncertain", "uncertain"], [None, 0]),
+        # An uncertain face stays uncertain, and says where the person is.
+        (
+            [{"ada": 0.8, "bo": 0.7}, {"ada": 0.45}, {"ada": 0.9}],
+            ["uncertain", "uncertain", "identified"],
+            [2, 2, None],
+        ),
+    ],
+)
+def test_a_person_is_identified_in_the_best_face(
+    faces: list[dict[str, float]], outcomes: list[str], other_faces: list[int | None]
+) -> None:
+    before = [answer(**similarities) for similarities in faces]
+    after = one_face_per_person(before)
+    assert [one.decision.outcome for one in after] == outcomes
+    assert [one.other_face for one in after] == other_faces
+    for one, other in zip(before, after, strict=True):
+        assert other.decision.best == one.decision.best and other.shown_thresholds == one.shown_thresholds
+        assert other.reasons == (() if other.other_face is None else (ELSEWHERE,))
+        assert other.other_face is not None or other == one
 
 
 def simulated(
@@ -150,16 +145,3 @@ def test_two_people_of_a_photo_are_not_one(
     kith.update_gallery(gallery, one_face_per_person=False)
     assert asked() == freely
     assert asked(True) == once
-
-
-def test_a_mirror_in_the_photo_shows_the_person_once(kith: Kith, gallery: str, astronaut: NDArray[np.uint8]) -> None:
-    face = astronaut[0:300, 80:380]
-    kith.enroll(gallery, "ada", jpeg(face), face="largest")
-    photo = side_by_side(face, face[:, ::-1])
-    results = kith.identify(gallery, photo, check_quality=False).results
-    assert sorted((r.outcome, r.subject, r.reasons) for r in results) == [
-        ("identified", "ada", []),
-        ("uncertain", None, [ELSEWHERE]),
-    ]
-    results = kith.identify(gallery, photo, check_quality=False, one_face_per_person=False).results
-    assert [result.subject for result in results] == ["ada", "ada"]
