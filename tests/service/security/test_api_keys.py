@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+from pydantic import ValidationError
+
+from kith.wire.keys import KeyIn
 from service.security.api_keys import EVERYTHING, SCOPES, ApiKey, Keyring, Rights, digest, new_token
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -28,7 +32,7 @@ def test_a_keyring_accepts_only_its_tokens() -> None:
         assert ring.known(wrong) is None, wrong
     assert Keyring(b"t" * 32, [one]).known(token) is None
     assert Keyring(SECRET, []).known(f"kith_{'0' * 12}_{'0' * 64}") is None
-    assert token not in repr(one)
+    assert token not in repr(one) and str(SECRET) not in repr(ring)
     assert tail not in one.digest
 
 
@@ -45,10 +49,12 @@ def test_ended_keys_stay_ended() -> None:
     assert key()[0].next_expiry(NOW) is None
 
 
-def test_rights() -> None:
+def test_rights_and_times() -> None:
     reader = Rights(frozenset({"read"}), frozenset({"a"}))
     assert [scope for scope in SCOPES if reader.may(scope)] == ["read"]
     assert reader.may(None)
     assert (reader.sees("a"), reader.sees("b"), reader.sees("")) == (True, False, False)
     assert all(EVERYTHING.may(scope) for scope in SCOPES)
     assert not Rights(frozenset({"admin"}), frozenset()).sees("a")
+    with pytest.raises(ValidationError):  # a time that no database can store
+        KeyIn.model_validate({"name": "k", "scopes": ["read"], "expires_at": "9999-12-31T23:59:59-14:00"})

@@ -17,17 +17,15 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 import sqlalchemy as sa
-from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from kith import Kith, KithClientError
 from kith.wire.common import Scope
-from kith.wire.keys import KeyIn
 from service.cli.main import app
 from service.core.errors import NotFoundError, SettingsError
 from service.operations.housekeeping import KeyUses
 from service.resources import has_keys
-from service.security.api_keys import Keyring, Rights
+from service.security.api_keys import Rights
 from service.server import embedded
 from service.settings import load_settings
 from service.storage.db.engine import Database
@@ -74,45 +72,33 @@ def test_the_next_request_to_another_process_sees_a_change(
 def test_rotation_overlaps_without_prolonging_a_key(stores: tuple[KeyStore, KeyStore, Database]) -> None:
     here, there, _ = stores
     now = datetime.now(UTC)
+
+    def state(token: str, minutes: float) -> str | None:
+        (found, *others) = {ring.known(token) for ring in (here.ring(), there.ring())}
+        assert found is not None and not others
+        return found.state(now + timedelta(minutes=minutes))
+
     old, token = here.create("door", READ, now + timedelta(days=10))
     new, new_token = here.rotate(old.id, timedelta(hours=1))
-    ring = there.ring()
-    before, after = ring.known(token), ring.known(new_token)
-    assert before is not None and after is not None
-    assert before.state(now + timedelta(minutes=59)) == "active"
-    assert before.state(now + timedelta(minutes=61)) == "revoked"
+    assert (state(token, 59), state(token, 61)) == ("active", "revoked")
+    after = there.ring().known(new_token)
+    assert after is not None and after.expires_at is not None
     assert (after.rights, after.name) == (old.rights, old.name)
-    assert after.expires_at is not None
     assert abs(after.expires_at - (now + timedelta(days=10))) < timedelta(seconds=10)
     here.revoke(new.id)
     with raises_code("key_ended", match="is revoked"):
         here.rotate(new.id, timedelta())
     with raises_code("key_ended", match="was already rotated"):
         here.rotate(old.id, timedelta(hours=1))
-    assert here.revoke(old.id).state(datetime.now(UTC)) == "revoked"  # earlier than planned
-    at_once, _ = here.create("k", READ)
+    here.revoke(old.id)
+    at_once, of_rotated = here.create("k", READ)
     here.rotate(at_once.id, timedelta())
     with raises_code("key_ended"):
         here.rotate(at_once.id, timedelta())
+    # A revocation does not depend on clocks, and a slow one sees it during an overlap.
+    assert [state(one, -5) for one in (token, new_token, of_rotated)] == ["revoked"] * 3
     latest = datetime(9999, 12, 31, tzinfo=UTC)
     assert here.rotate(here.create("k", READ, latest)[0].id, timedelta())[0].expires_at == latest
-
-
-def test_a_revocation_does_not_depend_on_clocks(stores: tuple[KeyStore, KeyStore, Database]) -> None:
-    here, there, _ = stores
-    slow = datetime.now(UTC) - timedelta(minutes=5)
-    revoked, token = here.create("k", READ)
-    here.revoke(revoked.id)
-    at_once, of_rotated = here.create("k", READ)
-    here.rotate(at_once.id, timedelta())
-    overlapping, of_overlapping = here.create("stolen", READ)
-    here.rotate(overlapping.id, timedelta(hours=1))
-    before = there.ring().known(of_overlapping)
-    assert before is not None and before.state(datetime.now(UTC)) == "active"
-    here.revoke(overlapping.id)
-    for one, store in product((token, of_rotated, of_overlapping), (here, there)):
-        key = store.ring().known(one)
-        assert key is not None and key.state(slow) == "revoked"
 
 
 @ON_BOTH
@@ -138,72 +124,50 @@ def test_a_restored_backup_does_not_reactivate_a_key(
     assert here.key(later.id).state(now) == "revoked"
 
 
-@pytest.mark.parametrize(
-    "altered",
-    [
-        {"scopes": ["admin"]},
-        {"galleries": None},
-        {"expires_at": None},
-        {"revoked_at": None},
-        {"revoked": False, "revoked_at": None},
-        {"mac": "0" * 64},
-        {"mac": "\u00e9"},
-        # Invalid rows do not affect other keys.
-        {"scopes": sa.JSON.NULL},
-        {"scopes": [1, "read"]},
-        {"galleries": [["staff"]]},
-    ],
-)
+ALTERED: list[dict[str, Any]] = [
+    {"scopes": ["admin"]},
+    {"galleries": None},
+    {"expires_at": None},
+    {"revoked_at": None},
+    {"revoked": False, "revoked_at": None},
+    {"mac": "0" * 64},
+    {"mac": "\u00e9"},
+    # Invalid rows do not affect other keys.
+    {"scopes": sa.JSON.NULL},
+    {"scopes": [1, "read"]},
+    {"galleries": [["staff"]]},
+]
+
+
 def test_writing_to_the_database_gives_a_key_no_rights(
-    database_url: DatabaseUrl, altered: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    database_url: DatabaseUrl, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, now = database_url(), datetime.now(UTC)
     with closing(open_database(url)) as database:
         store = KeyStore(database)
-        key, token = store.create("door", READ, now + timedelta(days=1))
+        keys = [store.create("door", READ, now + timedelta(days=1)) for _ in ALTERED]
         sound, sound_token = store.create("sound", READ)
-        store.revoke(key.id)
-        with database.write(NotFoundError("key", "")) as connection:
-            connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(**altered))
+        for (key, _), altered in zip(keys, ALTERED, strict=True):
+            store.revoke(key.id)
+            with database.write(NotFoundError("key", "")) as connection:
+                connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(**altered))
     with closing(open_database(url)) as database:
         store = KeyStore(database)
         ring = store.ring()
-        found, other = ring.known(token), ring.known(sound_token)
-        assert found is not None and found.state(now) == "altered"
+        other = ring.known(sound_token)
         assert other is not None and other.state(now) == "active"
-        assert f"API key {key.id} was altered" in caplog.text
         assert sound.id not in caplog.text
-        with raises_code("key_ended", match="is altered"):
-            store.rotate(key.id, timedelta())
+        for (key, token), altered in zip(keys, ALTERED, strict=True):
+            found = ring.known(token)
+            assert found is not None and found.state(now) == "altered", altered
+            assert f"API key {key.id} was altered" in caplog.text
+            with raises_code("key_ended", match="is altered"):
+                store.rotate(key.id, timedelta())
         back_up(database, tmp_path / "b")
         restore(database, tmp_path / "b", replace=True)  # has no effect
-        assert store.key(key.id).state(now) == "altered"
-        assert store.revoke(key.id).state(now) == "revoked"  # reported once
-
-
-@pytest.mark.parametrize("wrong", [{"name": "a\0"}, {"name": "\x1b[2J"}, {"expires_at": "9999-12-31T23:59:59-14:00"}])
-def test_invalid_keys_are_rejected(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        KeyIn.model_validate({"name": "k", "scopes": ["read"], **wrong})
-
-
-def test_changes_of_keys_are_audited_without_their_secrets(
-    stores: tuple[KeyStore, KeyStore, Database],
-) -> None:
-    here, _, database = stores
-    key, token = here.create("whose it is", READ)
-    new, new_token = here.rotate(key.id, timedelta(hours=1))
-    here.revoke(new.id)
-    here.revoke(new.id)
-    with database.read() as connection:
-        lines = connection.execute(sa.select(audit).order_by(audit.c.number)).all()
-    assert [line.event for line in lines] == ["key_created", "key_rotated", "key_revoked"]
-    assert lines[0].details["key"] == key.id
-    assert (lines[1].details["key"], lines[1].details["new"]) == (key.id, new.id)
-    assert lines[0].details["galleries"] == ["a", "b"]
-    text = json.dumps([line.details for line in lines])
-    secrets = (token, token[-64:], new_token[-64:], key.digest, "whose it is")
-    assert not any(secret in text for secret in secrets)
+        for key, _ in keys:
+            assert store.key(key.id).state(now) == "altered"
+            assert store.revoke(key.id).state(now) == "revoked"  # reported once
 
 
 def test_a_failing_write_of_key_usage_affects_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -256,25 +220,16 @@ def test_the_first_key_ends_anonymous_access(tmp_path: Path) -> None:
             kith.create_gallery("mine")
             kith.revoke_key(first.id)
             kith.revoke_key(others[0].id)
-            left = [others[1].id, others[2].id, rotated.id]
-            assert [key.id for key in kith.api_keys()] == left
+            assert [key.id for key in kith.api_keys()] == [others[1].id, others[2].id, rotated.id]
             assert [key.state for key in kith.api_keys(ended=True)].count("revoked") == 2
-            pages, cursor = list[list[str]](), None
-            while not pages or cursor is not None:
-                query = {"limit": 2, **({} if cursor is None else {"cursor": cursor})}
-                page = httpx.get(f"{url}/v1/keys", params=query, headers={"X-API-Key": rotated.token}).json()
-                pages.append([key["id"] for key in page["data"]])
-                cursor = page["next"]
-            assert pages == [left[:2], left[2:]]
-            wrong = httpx.get(f"{url}/v1/keys", params={"cursor": "0" * 58}, headers={"X-API-Key": rotated.token})
-            assert wrong.json()["code"] == "invalid_request"
         with Kith(url, token) as kith, pytest.raises(KithClientError, match=r"was revoked\. Ask .* for a new key"):
             kith.gallery("mine")
         assert httpx.get(f"{url}/v1/galleries").status_code == 401
     assert has_keys(settings)
     with closing(open_database(settings.sql_url)) as database, database.read() as connection:
-        audited = sa.select(audit.c.event, audit.c.actor, audit.c.request_id).where(audit.c.event.startswith("key_"))
-        lines = connection.execute(audited.order_by(audit.c.number)).all()
+        lines = connection.execute(
+            sa.select(audit).where(audit.c.event.startswith("key_")).order_by(audit.c.number)
+        ).all()
         used = KeyStore(database).key(rotated.id).used_at
         assert used is not None and used >= rotated.created_at  # written at shutdown at the latest
     by_first, by_second = f"key:{first.id}", f"key:{rotated.id}"
@@ -285,15 +240,12 @@ def test_the_first_key_ends_anonymous_access(tmp_path: Path) -> None:
         *[("key_revoked", by_second)] * 2,
     ]
     assert None not in [line.request_id for line in lines]
-    found = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert lines[0].details["key"] == first.id and lines[1].details["galleries"] is None
+    assert (lines[4].details["key"], lines[4].details["new"]) == (first.id, rotated.id)
+    text = json.dumps([line.details for line in lines])
+    found = [text.encode(), *(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())]
     for stored, each in product(found, (token, rotated.token)):
         assert each[-64:].encode() not in stored and bytes.fromhex(each[-64:]) not in stored
-
-
-def test_the_operator_creates_any_key(tmp_path: Path) -> None:
-    operated = load_settings(data_dir=tmp_path, api_key="operator" * 4, log_level="WARNING")
-    with embedded(operated) as url, Kith(url, "operator" * 4) as kith:
-        assert kith.create_key("first", ["identify"]).scopes == ["identify"]
 
 
 def test_a_short_operator_key_is_rejected() -> None:
@@ -399,7 +351,3 @@ def test_anonymous_access_beyond_loopback_must_be_allowed_explicitly(tmp_path: P
         with Kith(url) as kith:
             kith.create_key("k", ["admin"])
         assert httpx.get(f"{url}/v1/galleries").status_code == 401
-
-
-def test_the_text_of_a_key_ring_reveals_no_key() -> None:
-    assert "secret" not in repr(Keyring(b"secret" * 6, []))
