@@ -149,6 +149,20 @@ function pause(ms, signal) {
   });
 }
 
+/** A function that runs `act(until)`, of which only the latest run counts: a run aborts the one before, which then rejects with
+ * AbortError, as all do when `signal` is aborted. */
+export function newest(signal) {
+  let last = new AbortController();
+  return async (act) => {
+    last.abort();
+    last = new AbortController();
+    const until = AbortSignal.any([signal, last.signal]);
+    const result = await act(until);
+    until.throwIfAborted();
+    return result;
+  };
+}
+
 /** An idempotency key. Works on pages without https. */
 export function attemptKey() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");

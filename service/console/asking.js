@@ -1,8 +1,9 @@
 // “Who is it?”: a new or an enrolled person of a gallery.
 
 import { personField } from "./choices.js";
-import { h } from "./dom.js";
-import { ask, field, textInput, ticked, unique } from "./ui.js";
+import { ask } from "./dialogs.js";
+import { fill, h } from "./dom.js";
+import { choice, field, textInput, ticked, toast, unique } from "./ui.js";
 import * as words from "./words.js";
 
 /**
@@ -71,4 +72,18 @@ export async function askWho(gallery, signal, hint, act, { yes = "Save", known =
     const found = await fields.who();
     return typeof found === "string" ? found : await act(found);
   });
+}
+
+/** Ask which of `others` is the same as one `kind`, and merge them. `told(one)`: its text in the list. `shown(one)`: elements
+ * about it. `act` gets the id of the chosen one. */
+export function askMerge(kind, others, told, shown, act) {
+  if (others.length === 0) return toast(`There is no other ${kind}.`);
+  const about = h("div");
+  const show = () => fill(about, shown(others.find((one) => one.id === select.value)));
+  const select = choice(
+    others.map((one) => [one.id, told(one)]),
+    { onChange: show },
+  );
+  show();
+  ask(`Merge two ${kind}s`, "Merge", [field("The same person as", select), about], () => act(select.value));
 }

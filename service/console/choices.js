@@ -1,6 +1,6 @@
 // Fields that several pages share: gallery, strictness and enrolled person.
 
-import { all, call, galleryPath, subjectPath } from "./api.js";
+import { all, call, galleryPath, newest, subjectPath } from "./api.js";
 import { fill, h } from "./dom.js";
 import { counted } from "./numbers.js";
 import { read, write } from "./store.js";
@@ -99,13 +99,13 @@ export function personField(label, signal, { onPick } = {}) {
   element.append(list);
   let gallery = null;
   let people = [];
-  let loading = new AbortController();
+  const turn = newest(signal);
   const shown = (one) => (one.name ? `${one.name} (${one.id})` : one.id);
 
   /** The people who match the text, at most PROPOSED; none if the text cannot be searched for. */
   async function search(text, until) {
     const query = { limit: PROPOSED, q: text || null };
-    const options = { query, signal: AbortSignal.any([signal, until]), most: text ? PROPOSED : 1 };
+    const options = { query, signal: until, most: text ? PROPOSED : 1 };
     return await all(`${galleryPath(gallery)}/subjects`, options).catch((error) => {
       if (error.code !== "forbidden" && error.code !== "invalid_request") throw error;
       return [];
@@ -113,13 +113,11 @@ export function personField(label, signal, { onPick } = {}) {
   }
 
   async function propose(text) {
-    loading.abort();
-    const { signal: until } = (loading = new AbortController());
-    const matching = await search(text, until);
-    until.throwIfAborted();
-    people = matching;
-    const options = people.map((one) => h("option", { value: shown(one) }));
-    fill(list, options);
+    people = await turn((until) => search(text, until));
+    fill(
+      list,
+      people.map((one) => h("option", { value: shown(one) })),
+    );
   }
 
   element.load = async (name) => {

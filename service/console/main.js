@@ -1,10 +1,11 @@
 // The shell: routing, navigation, API key and color theme.
 
 import { EVENTS, KEY, isOpen, key, setKey } from "./api.js";
+import { ask, closeDialogs, dialog } from "./dialogs.js";
 import { fill, h, icon } from "./dom.js";
 import { clearDesk } from "./photo.js";
 import { read, storageName, write } from "./store.js";
-import { ask, button, closeDialogs, dialog, field, heading, linkButton, notice, problemBox, ticked } from "./ui.js";
+import { button, field, heading, linkButton, notice, problemBox, ticked } from "./ui.js";
 import * as album from "./pages/album.js";
 import * as albums from "./pages/albums.js";
 import * as audit from "./pages/audit.js";

@@ -1,9 +1,10 @@
 // Photos: input (drop, paste, file, camera) and display with the detected faces.
 
 import { EVENTS, call } from "./api.js";
+import { dialog } from "./dialogs.js";
 import { fill, h, icon } from "./dom.js";
 import { labelWidths } from "./layout.js";
-import { button, dialog, tell } from "./ui.js";
+import { button, tell } from "./ui.js";
 
 /** Data passed between pages: a photo with the box of a face to enroll, and the photos to return to with the current
  * number `at`. */

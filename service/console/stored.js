@@ -12,6 +12,7 @@ export class Pictures {
   #signal;
   #batch = null; // of the pictures that are not requested yet
   #loads = new Map(); // load of each picture, by its JSON
+  #places = new Map(); // elements of `once`
 
   constructor(gallery, signal) {
     this.#gallery = gallery;
@@ -43,6 +44,13 @@ export class Pictures {
     watch.observe(place);
     this.#signal?.addEventListener("abort", () => watch.disconnect(), { once: true });
     return place;
+  }
+
+  /** The same element for each call, without a description: for lists that change. */
+  once(whose) {
+    const name = JSON.stringify(whose);
+    if (!this.#places.has(name)) this.#places.set(name, this.of(whose, ""));
+    return this.#places.get(name);
   }
 
   /** A function that loads a crop with all of its batch: a Blob, or null if none is stored. */

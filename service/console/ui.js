@@ -163,76 +163,28 @@ export function tell(error) {
   toast([text, remedy].filter(Boolean).join(" "), "error");
 }
 
-/**
- * A dialog with `elements` and a button that runs `act`. A text that `act` returns, or its error, stays in the dialog; a
- * function that it returns runs after the dialog closed. `act` gets a signal, which is aborted when the dialog closes. Returns
- * the dialog with its button `go`.
- */
-export function ask(title, yes, elements, act, kind = "primary") {
-  const go = h("button", { type: "submit", class: `button ${kind}` }, yes);
+/** A card with `elements`, whose button saves what `changed()` returns: the edited fields. An error stays in the card. */
+export function saveForm(elements, changed, save) {
   const wrong = h("div");
-  const leaving = new AbortController();
+  const go = h("button.button.primary", { type: "submit" }, "Save");
   const submit = async (event) => {
     event.preventDefault();
+    const json = changed();
+    if (Object.keys(json).length === 0) return toast("Nothing was changed.");
     go.disabled = true; // a second click would do it twice
     try {
-      const result = await act(leaving.signal);
-      if (typeof result === "string") return fill(wrong, refused(result));
-      box.close();
-      if (typeof result === "function") result();
+      await save(json);
     } catch (error) {
       if (error.name !== "AbortError") fill(wrong, problemBox(error));
     } finally {
       go.disabled = false;
     }
   };
-  const cancel = h("button.button.plain", { type: "button", onClick: () => box.close() }, "Cancel");
-  const form = h("form.stack", { onSubmit: submit }, [elements, wrong, h("div.actions.end", [cancel, go])]);
-  const box = Object.assign(dialog(title, form), { go });
-  box.addEventListener("close", () => leaving.abort());
-  return box;
+  return h("form.card.stack", { onSubmit: submit }, [elements, wrong, h("div.actions", go)]);
 }
 
 /** Why input was refused, beside the form. */
 export const refused = (...text) => h("p.refused", { role: "alert" }, [icon("warning"), h("span", text)]);
-
-/** Ask for confirmation; resolves to true or false. `typed`: text that the user must type. `shown`: an element below the
- * text. */
-export function confirmed(title, text, yes, { danger = true, typed, shown } = {}) {
-  return new Promise((resolve) => {
-    let sure = false;
-    const input = typed && textInput();
-    const asked = [h("p", text), shown, input && field(`Type “${typed}” to continue`, input)];
-    const box = ask(title, yes, asked, () => void (sure = true), danger ? "danger" : "primary");
-    box.go.disabled = Boolean(typed);
-    input?.addEventListener("input", () => (box.go.disabled = input.value !== typed));
-    box.addEventListener("close", () => resolve(sure));
-  });
-}
-
-/** Open a modal dialog, and remove it when it closes. Escape, the backdrop and another page close it. The class "stays"
- * keeps it on other pages, and the class "key" after a change of the key. */
-export function dialog(title, ...content) {
-  const id = unique("dialog");
-  const box = h("dialog.dialog", { "aria-labelledby": id }, [h("h2", { id }, title), ...content]);
-  let outside = false; // text selection that ends outside must not close the dialog
-  box.addEventListener("pointerdown", (event) => (outside = event.target === box && !within(box, event)));
-  box.addEventListener("click", (event) => outside && event.target === box && !within(box, event) && box.close("no"));
-  box.addEventListener("close", () => box.remove());
-  document.body.append(box);
-  box.showModal();
-  return box;
-}
-
-/** Close the dialogs of a page, or all dialogs if the `key` is removed. Open questions are answered with no. */
-export function closeDialogs({ key = false } = {}) {
-  for (const box of document.querySelectorAll(`dialog[open]:not(${key ? ".key" : ".stays"})`)) box.close("no");
-}
-
-function within(box, event) {
-  const { left, right, top, bottom } = box.getBoundingClientRect();
-  return event.clientX >= left && event.clientX <= right && event.clientY >= top && event.clientY <= bottom;
-}
 
 /** A table with a caption for screen readers. `rows`: lists of cells, each text or an element. */
 export function table(caption, columns, rows) {
@@ -248,28 +200,6 @@ export function table(caption, columns, rows) {
       each("tbody", rows, (cells) => each("tr", cells, (cell) => h("td", cell))),
     ]),
   );
-}
-
-/** Show a secret once, in a dialog that stays open when the page reloads for a new key. */
-export function secretDialog(title, label, secret, text) {
-  const input = h("input", { type: "text", readOnly: true, value: secret, onFocus: () => input.select() });
-  const copy = async () => {
-    await navigator.clipboard.writeText(secret);
-    toast("Copied.");
-  };
-  const box = dialog(
-    title,
-    h("p", `Copy it now: it is shown only once. ${text}`),
-    h("div.token", field(label, input)),
-    h("div.actions.end", [
-      button("Copy", copy, { icon: "paste" }),
-      button("Done", () => box.close(), { kind: "primary" }),
-    ]),
-  );
-  // An accidental click or another page must not lose the secret.
-  box.classList.add("stays");
-  box.addEventListener("click", (event) => event.target === box && event.stopImmediatePropagation(), true);
-  input.focus();
 }
 
 /** A number with its label. */

@@ -246,19 +246,15 @@ const KINDS = {
   error: ["unusable photo", "unusable photos"],
 };
 
-/** What was found, such as “2 known, 1 stranger”. `outcomes`: numbers by outcome. */
-export const tally = (outcomes) =>
-  Object.entries(outcomes)
-    .map(([outcome, count]) => `${count} ${(KINDS[outcome] ?? [outcome, outcome])[count === 1 ? 0 : 1]}`)
-    .join(", ");
-
 /** A summary for screen readers: “3 faces: 1 known, 2 strangers.” */
 export function summary(results) {
   const faces = results.filter((one) => one.face);
   if (faces.length === 0) return "No face found.";
-  const count = (outcome) => faces.filter((face) => face.outcome === outcome).length;
-  const kinds = Object.keys(KINDS).filter(count);
-  return `${counted(faces.length, "face")}: ${tally(Object.fromEntries(kinds.map((kind) => [kind, count(kind)])))}.`;
+  const said = Object.entries(KINDS).flatMap(([outcome, [one, several]]) => {
+    const count = faces.filter((face) => face.outcome === outcome).length;
+    return count > 0 ? `${count} ${count === 1 ? one : several}` : [];
+  });
+  return `${counted(faces.length, "face")}: ${said.join(", ")}.`;
 }
 
 /** Return whether the same request can succeed later or with another key. */
@@ -277,9 +273,11 @@ export function refusal(document) {
   return [text, remedy];
 }
 
+export const capitalized = (text) => text[0].toUpperCase() + text.slice(1);
+
 /** A text with an upper-case first letter and a full stop. Quoted and typed text at the start stays as it is. */
 function sentence(text = "") {
-  const begun = /^\p{Ll}(?!\S*[_=.(])/u.test(text) ? text[0].toUpperCase() + text.slice(1) : text;
+  const begun = /^\p{Ll}(?!\S*[_=.(])/u.test(text) ? capitalized(text) : text;
   return /[\p{L}\p{N})”"']$/u.test(begun) ? `${begun}.` : begun;
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from playwright.sync_api import Browser, JSHandle, Page, expect
+from playwright.sync_api import Browser, JSHandle, Page, ViewportSize, expect
 
 from kith import Kith
 from service.app import create_app
@@ -23,6 +23,8 @@ from tests.conftest import jpeg
 
 Pixels = NDArray[np.uint8]
 KEY = "the-operator-s-key-of-more-than-enough-characters"
+DESK: ViewportSize = {"width": 1280, "height": 800}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +84,7 @@ def visit(browser: Browser, document: dict[str, Any]) -> Iterator[Opener]:
     opened: list[Watched] = []
 
     def open_page(url: str, place: str = "", **options: object) -> Page:
-        watched = Watched(browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options}))  # type: ignore[arg-type]
+        watched = Watched(browser.new_context(**{"viewport": DESK, **options}))  # type: ignore[arg-type]
         opened.append(watched)
         page = watched.context.new_page()
         page.goto(f"{url}/console{place and '#'}{place}")
@@ -147,6 +149,19 @@ def locked(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Path]) ->
         yield url
 
 
+def go(page: Page, place: str) -> None:
+    page.goto(f"{page.url.split('#')[0]}#{place}")
+
+
+def give_key(page: Page, key: str = KEY, remember: bool = False) -> None:
+    """Answer the dialog that asks for the key."""
+    dialog = page.get_by_role("dialog", name="Your key")
+    dialog.get_by_label("Key", exact=True).fill(key)
+    dialog.get_by_label("Remember it").set_checked(remember)
+    dialog.get_by_role("button", name="Use this key").click()
+    expect(dialog).to_have_count(0)
+
+
 def populate(kith: Kith, gallery: str, photos: dict[str, Path], **options: Any) -> None:
     """Create a gallery, unless it exists, and enroll three people, one of them twice."""
     if gallery not in kith.gallery_names():
@@ -155,15 +170,6 @@ def populate(kith: Kith, gallery: str, photos: dict[str, Path], **options: Any) 
     for subject, name, photo in people:
         kith.put_subject(gallery, subject, name=name, tags=["engine"], metadata={"room": 12})
         kith.enroll(gallery, subject, photos[photo], allow_duplicate=True)
-
-
-def give_key(page: Page, key: str = KEY, remember: bool = False) -> None:
-    """Enter a key where the console asks for one."""
-    dialog = page.get_by_role("dialog", name="Your key")
-    dialog.get_by_label("Key", exact=True).fill(key)
-    dialog.get_by_label("Remember it").set_checked(remember)
-    dialog.get_by_role("button", name="Use this key").click()
-    expect(dialog).to_have_count(0)
 
 
 def choose(page: Page, *files: Path, button: str = "Choose") -> None:

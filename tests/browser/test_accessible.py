@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 from kith import Kith
 from tests.browser.chromium import faults, overflow
-from tests.browser.conftest import Opener, choose
+from tests.browser.conftest import DESK, PHONE, Opener, choose
 
 PLACES = {
     "identify": "/identify",
@@ -32,7 +32,6 @@ PLACES = {
     "webhooks": "/settings/webhooks",
     "no such page": "/elsewhere",
 }
-DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 
 
 def settled(page: Page) -> None:
@@ -53,7 +52,7 @@ def test_axe_finds_no_fault_in_either_theme_and_nothing_is_too_wide(visit: Opene
         for theme in ("light", "dark"):
             page.emulate_media(color_scheme=theme)
             for window in (DESK, PHONE):
-                page.set_viewport_size(window)  # type: ignore[arg-type]
+                page.set_viewport_size(window)
                 found += [f"{name}, {theme} {window['width']}: {fault}" for fault in faults(page)]
         for width in (320, 640, 1280):  # 640: the width of a window of 1280 at 200 % zoom
             page.set_viewport_size({"width": width, "height": 800})
@@ -85,29 +84,25 @@ def test_a_long_name_and_a_long_id_widen_nothing(
     assert page.get_by_role("region", name="People").evaluate("(one) => one.scrollWidth - one.clientWidth") == 0
 
 
-def test_a_phone_is_not_told_of_keys_that_it_lacks(visit: Opener, populated: str) -> None:
-    for is_phone in (False, True):
-        page = visit(populated, "/identify", has_touch=is_phone, is_mobile=is_phone)
-        expect(page.get_by_text("Ctrl+V")).to_be_visible(visible=not is_phone)
-
-
-def test_what_one_needs_is_in_view(visit: Opener, populated: str, photos: dict[str, Path]) -> None:
-    """The tab of the page with large text, and the button that enrolls."""
-    page = visit(populated, "/galleries/family/settings", viewport={"width": 240, "height": 800})
+def test_what_is_written_by_the_chart_s_edge_does_not_run_together_on_a_phone(visit: Opener, populated: str) -> None:
+    page = visit(populated, "/galleries/family/risk", viewport={"width": 360, "height": 800})
     settled(page)
-    tabs = page.get_by_role("navigation", name="Pages of family")
-    expect(tabs.get_by_role("link", name="Settings")).to_be_in_viewport(ratio=0.99)  # a part of a pixel is rounded away
-    page.set_viewport_size(DESK)  # type: ignore[arg-type]
-    page.goto(f"{populated}/console#/enroll?gallery=family")
+    sooner = page.locator(".chart text", has_text="more matches").bounding_box()
+    more = page.locator(".chart text", has_text="stricter").bounding_box()
+    assert sooner is not None
+    assert more is not None
+    assert sooner["x"] + sooner["width"] + 8 <= more["x"]
+
+
+def test_the_button_that_enrolls_is_above_the_fold(visit: Opener, populated: str, photos: dict[str, Path]) -> None:
+    page = visit(populated, "/enroll?gallery=family")
     choose(page, photos["ada"])
     expect(page.get_by_text("photo of a face")).to_be_visible()
     page.evaluate("scrollTo(0, 0)")
     expect(page.get_by_role("main").get_by_role("button", name="Enroll", exact=True)).to_be_in_viewport(ratio=1)
 
 
-def test_the_focus_leads_past_the_menu_to_the_new_page_and_into_a_dialog_and_back(
-    visit: Opener, populated: str
-) -> None:
+def test_the_focus_is_where_a_person_without_a_mouse_expects_it(visit: Opener, populated: str) -> None:
     page = visit(populated)
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
@@ -131,7 +126,8 @@ def test_the_focus_leads_past_the_menu_to_the_new_page_and_into_a_dialog_and_bac
     expect(dialog).to_have_count(0)
     expect(opener).to_be_focused()
 
-    page.keyboard.press("Enter")
+    # A press on the dialog's edge leaves it, and one beside it closes it.
+    opener.click()
     box = dialog.bounding_box()
     assert box is not None
     page.mouse.click(box["x"] + 6, box["y"] + 6)
@@ -145,22 +141,25 @@ def test_the_focus_leads_past_the_menu_to_the_new_page_and_into_a_dialog_and_bac
     expect(dialog).to_have_count(0)
 
 
-def test_the_theme_is_the_person_s_and_is_kept(visit: Opener, populated: str) -> None:
-    page = visit(populated, color_scheme="dark")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    dark = page.evaluate(ground)
-    page.get_by_role("button", name="Light or dark").click()
-    light = page.evaluate(ground)
-    assert dark != light
-    page.reload()
-    assert page.evaluate(ground) == light
-
-
-def test_without_motion_and_in_a_person_s_own_colors(visit: Opener, populated: str) -> None:
-    page = visit(populated, reduced_motion="reduce", forced_colors="active")
+def test_settings_of_the_person_s_device_are_followed(visit: Opener, populated: str) -> None:
+    page = visit(populated, color_scheme="dark", reduced_motion="reduce")
     settled(page)
     moving = "document.getAnimations().filter((one) => one.effect.getComputedTiming().duration > 5).length"
     assert page.evaluate(moving) == 0
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(ground)
+    page.get_by_role("button", name="Light or dark").click()
+    page.wait_for_function(f"(dark) => {ground} !== dark", arg=dark)
+    light = page.evaluate(ground)
+    page.reload()
+    assert page.evaluate(ground) == light
+    page.emulate_media(forced_colors="active")  # the place is still marked in the person's own colors
     outline = "(one) => getComputedStyle(one).outlineStyle"
     assert page.get_by_role("link", name="Identify", exact=True).evaluate(outline) == "solid"
     assert page.get_by_role("link", name="Jobs").evaluate(outline) == "none"
+    for is_phone in (False, True):  # a phone is not told of keys that it lacks
+        page = visit(populated, "/identify", has_touch=is_phone, is_mobile=is_phone)
+        expect(page.get_by_text("Ctrl+V")).to_be_visible(visible=not is_phone)
+    page = visit(populated, "/galleries/family/settings", viewport={"width": 240, "height": 800})  # large text
+    tab = page.get_by_role("navigation", name="Pages of family").get_by_role("link", name="Settings")
+    expect(tab).to_be_in_viewport(ratio=0.99)  # a fraction of a pixel is rounded away

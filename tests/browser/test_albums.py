@@ -14,9 +14,7 @@ from kith import Kith
 from service.cli.tools.demo import alter
 from service.usecases import albums as usecase
 from tests.browser.chromium import faults, overflow
-from tests.browser.conftest import Opener
-
-DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+from tests.browser.conftest import DESK, PHONE, Opener
 
 SLOW_DELETE = """() => {
   const ask = fetch;
@@ -73,11 +71,11 @@ def test_photos_become_people(
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
         for window in (DESK, PHONE):
-            page.set_viewport_size(window)  # type: ignore[arg-type]
+            page.set_viewport_size(window)
             found += faults(page)
             assert overflow(page) == 0, (theme, window)
     assert found == []
-    page.set_viewport_size(DESK)  # type: ignore[arg-type]
+    page.set_viewport_size(DESK)
 
     # Two wrong faces: merge the people, and take them apart again by keyboard.
     groups.get_by_role("button", name="Merge Group 2").click()

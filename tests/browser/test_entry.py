@@ -1,72 +1,70 @@
-"""API key entry, unknown addresses, and a service that does not answer."""
+"""API keys at the console, unsaved work, unknown addresses, and a service that does not answer."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from kith import Kith
 from service.server import embedded
 from service.settings import load_settings
 from tests.browser.chromium import faults
-from tests.browser.conftest import KEY, Opener, give_key
+from tests.browser.conftest import KEY, Opener, choose, give_key
+
+Photos = dict[str, Path]
+REFUSED = json.dumps({"code": "unauthorized", "title": "No key", "detail": "A key is needed.", "remedy": ""})
+TOKEN = {"id": "a" * 12, "name": "door", "token": f"kith_{'a' * 12}_secret"}
 
 
-def test_a_key_is_asked_for_refused_taken_kept_and_forgotten(visit: Opener, locked: str) -> None:
-    with Kith(locked, KEY) as kith:
-        few = kith.create_key("door", ["identify"], galleries=["staff"]).token
+def test_a_key_is_asked_for_refused_taken_kept_remembered_and_forgotten(visit: Opener, locked: str) -> None:
     page = visit(locked, "/galleries")
-    dialog = page.get_by_role("dialog", name="Your key")
-    key = dialog.get_by_label("Key", exact=True)
+    dialog, field = page.get_by_role("dialog", name="Your key"), page.get_by_label("Key", exact=True)
     expect(dialog).to_be_visible()
     expect(dialog.get_by_role("alert")).to_have_count(0)  # no error before the first attempt
     assert faults(page) == []
-    key.fill("schlüssel 🔑")  # no header can carry it
+    field.fill("schlüssel 🔑")  # what no header can carry
     dialog.get_by_role("button", name="Use this key").click()
-    expect(key).to_be_focused()
-    assert not key.evaluate("(one) => one.checkValidity()")
-    key.fill("a-wrong-one")
+    expect(field).to_be_focused()
+    assert not field.evaluate("(one) => one.checkValidity()")
+    field.fill("a-wrong-one")
     dialog.get_by_role("button", name="Use this key").click()
     expect(dialog.get_by_role("alert")).to_contain_text("does not accept this key")
     assert faults(page) == []
+    with Kith(locked, KEY) as kith:
+        few = kith.create_key("door", ["identify"], galleries=["staff"]).token
     give_key(page, few)
-    expect(page.get_by_role("alert")).to_contain_text("read")  # the scope that it lacks
+    expect(page.get_by_role("alert")).to_contain_text("read")
+    expect(page.get_by_role("alert")).to_contain_text("forbidden")
     assert faults(page) == []
+
     page.get_by_role("button", name="Your key").click()
-    key.fill(f" {KEY} ")
+    field.fill(f" {KEY} ")
     page.keyboard.press("Enter")
     expect(dialog).to_have_count(0)
-    expect(page.get_by_role("link", name="staff")).to_be_visible()
     page.reload()
     expect(page.get_by_role("link", name="staff")).to_be_visible()
     other = page.context.new_page()
     other.goto(f"{locked}/console#/galleries")
-    expect(other.get_by_role("dialog", name="Your key")).to_be_visible()  # this tab was not given it
-    other.close()
+    other.get_by_role("dialog", name="Your key").get_by_role("button", name="Cancel").click()  # it was not given it
     page.get_by_role("button", name="Your key").click()
     dialog.get_by_role("button", name="Forget the key").click()
     expect(dialog).to_be_visible()
     expect(page.get_by_role("link", name="staff")).to_have_count(0)
-
-
-def test_a_remembered_key_is_there_in_every_tab_at_once_and_gone_from_all(visit: Opener, locked: str) -> None:
-    page = visit(locked, "/galleries")
-    other = page.context.new_page()
-    other.goto(f"{locked}/console#/galleries")
-    other.get_by_role("dialog").get_by_role("button", name="Cancel").click()
-    give_key(page, remember=True)
+    give_key(page, KEY, remember=True)
     expect(page.get_by_role("link", name="staff")).to_be_visible()
     expect(other.get_by_role("link", name="staff")).to_be_visible()
     page.get_by_role("button", name="Your key").click()
-    page.get_by_role("dialog", name="Your key").get_by_role("button", name="Forget the key").click()
+    dialog.get_by_role("button", name="Forget the key").click()
     expect(other.get_by_role("dialog", name="Your key")).to_be_visible()
 
 
-def test_an_open_service_asks_for_no_key(visit: Opener, own_service: str) -> None:
-    """Until its first key, which another tab created, closes it."""
-    page = visit(own_service)
+def test_an_open_service_needs_no_key_until_the_first_whose_tab_goes_on(visit: Opener, own_service: str) -> None:
+    service = own_service
+    page = visit(service)
     page.get_by_role("button", name="Your key").click()
     dialog = page.get_by_role("dialog", name="Your key")
     expect(dialog).to_contain_text("needs none")
@@ -74,10 +72,26 @@ def test_an_open_service_asks_for_no_key(visit: Opener, own_service: str) -> Non
     dialog.get_by_role("link", name="Manage keys").click()
     expect(dialog).to_have_count(0)
     expect(page.get_by_role("heading", name="No keys yet")).to_be_visible()
-    with Kith(own_service) as kith:
-        kith.create_key("first", ["admin"])
-    page.get_by_role("button", name="Your key").click()
-    expect(dialog.get_by_label("Key", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Create a key").click()
+    page.get_by_label("Owner").fill("operator")
+    page.get_by_role("button", name="Create", exact=True).click()
+    token = page.get_by_role("textbox", name="Token").input_value()
+    assert token.startswith("kith_")
+    page.get_by_role("button", name="Done").click()
+    expect(page.get_by_role("heading", name="operator (yours)")).to_be_visible()
+    with Kith(service, api_key=token) as kith:
+        assert [one.name for one in kith.api_keys()] == ["operator"]
+
+    page.get_by_role("button", name="Create a key").click()
+    page.get_by_label("Owner").fill("door 3")
+    page.get_by_role("button", name="Create", exact=True).click()
+    page.get_by_role("button", name="Done").click()
+    page.get_by_role("listitem").filter(has_text="door 3").get_by_role("button", name="Revoke", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke", exact=True).click()
+    expect(page.get_by_role("heading", name="door 3")).to_have_count(0)
+    page.goto(f"{service}/console#/settings/audit")
+    revoked = page.get_by_role("row").filter(has_text="Key revoked")
+    expect(revoked.get_by_role("cell").nth(2)).to_have_text("operator")
 
 
 def test_it_works_where_the_browser_keeps_nothing(visit: Opener, locked: str) -> None:
@@ -88,18 +102,145 @@ def test_it_works_where_the_browser_keeps_nothing(visit: Opener, locked: str) ->
     )
     page.goto(f"{locked}/console#/galleries")
     page.reload()
-    give_key(page)
+    give_key(page, KEY)
     expect(page.get_by_role("link", name="staff")).to_be_visible()
     page.get_by_role("button", name="Light or dark").click()
 
 
-def test_an_address_is_a_place_and_one_that_names_no_page_leads_on(visit: Opener, populated: str) -> None:
+# Unsaved work
+
+
+def refuse(route: Route) -> None:
+    route.fulfill(status=401, content_type="application/problem+json", body=REFUSED)
+
+
+def test_a_new_key_leaves_what_is_in_hand(visit: Opener, service: str, kith: Kith, photos: Photos) -> None:
+    kith.create_gallery("family")
+    page = visit(service, "/enroll?gallery=family")
+    choose(page, photos["ada"])
+    expect(page.get_by_text("good photo of a face")).to_be_visible()
+    page.get_by_label("Name", exact=True).fill("Ada")
+    page.route(re.compile("/subjects/ada"), refuse)
+    page.get_by_role("button", name="Enroll", exact=True).click()
+    give_key(page, "another-one")
+    expect(page.get_by_label("Name", exact=True)).to_have_value("Ada")
+    expect(page.get_by_role("button", name="Try again")).to_be_visible()
+
+    page.evaluate("dispatchEvent(new StorageEvent('storage', { key: 'kith-key' }))")  # another tab's
+    expect(page.get_by_label("Name", exact=True)).to_have_value("Ada")
+    page.unroute_all()
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("heading", name="Ada is enrolled")).to_be_visible()
+
+
+def test_what_was_refused_is_asked_for_again_and_the_rest_is_left(visit: Opener, populated: str) -> None:
     page = visit(populated)
-    for address in ("/nowhere", "/galleries/%E0%A4", "/galleries/a/b/c/d/e"):
-        page.goto(f"{populated}/console#{address}")
-        expect(page.get_by_role("heading", name="Page not found")).to_be_visible()
-        page.get_by_role("link", name="Go to the start page").click()
-        expect(page.get_by_role("heading", level=1, name="Identify")).to_be_visible()
+    page.route(re.compile("/subjects"), refuse)
+    page.goto(f"{populated}/console#/galleries/family")
+    expect(page.get_by_role("dialog", name="Your key")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("dialog", name="Your key")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.get_by_label("Find").fill("lovelace")
+    page.unroute_all()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/subjects" in request.url else None)
+    page.get_by_role("button", name="Your key").click()
+    give_key(page, "another-one")
+    expect(page.get_by_role("link", name="Ada Lovelace")).to_be_visible()
+    expect(page.get_by_label("Find")).to_have_value("lovelace")
+    assert len(asked) == 1  # refused several times, but asked once
+
+
+def test_a_dialog_goes_with_its_page_and_asks_for_nothing(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    deleted = []
+    page.on("request", lambda request: deleted.append(request.url) if request.method == "DELETE" else None)
+    page.goto(f"{populated}/console#/galleries")
+    page.get_by_role("link", name="family", exact=True).click()
+    page.get_by_role("link", name="Tom").click()
+    page.get_by_role("button", name="Delete the person").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("link", name="Tom")).to_be_visible()
+    assert deleted == []
+
+
+def another_tab(page: Page, key: str | None) -> None:
+    page.evaluate(
+        """(key) => {
+          if (key === null) localStorage.removeItem("kith-key");
+          else localStorage.setItem("kith-key", key);
+          dispatchEvent(new StorageEvent("storage", { key: "kith-key" }));
+        }""",
+        key,
+    )
+
+
+def test_a_dialog_goes_with_the_key_by_which_it_was_opened(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    body = json.dumps(TOKEN)
+    page.route(
+        re.compile("/v1/keys$"),
+        lambda route: (
+            route.fulfill(status=201, content_type="application/json", body=body)
+            if route.request.method == "POST"
+            else route.fallback()
+        ),
+    )
+    page.goto(f"{populated}/console#/settings/keys")
+    another_tab(page, "one")
+    dialog = page.get_by_role("dialog")
+    page.get_by_role("button", name="Create a key").click()
+    another_tab(page, None)
+    expect(dialog).to_have_count(0)
+    another_tab(page, "one")
+    page.get_by_role("button", name="Create a key").click()
+    dialog.get_by_label("Owner").fill("door")
+    another_tab(page, "two")  # a new key keeps unsaved work
+    dialog.get_by_role("button", name="Create", exact=True).click()
+    expect(page.get_by_role("dialog", name="The token of “door”")).to_be_visible()
+    another_tab(page, "three")
+    expect(page.get_by_role("dialog", name="The token of “door”")).to_be_visible()
+    another_tab(page, None)
+    expect(dialog).to_have_count(0)
+
+
+def test_two_presses_make_one_key_whose_token_stays(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    made = []
+
+    def make(route: Route) -> None:
+        if route.request.method != "POST":
+            return route.continue_()
+        made.append(route)
+        return None
+
+    page.route(re.compile("/v1/keys"), make)
+    page.goto(f"{populated}/console#/settings/keys")
+    page.get_by_role("button", name="Create a key").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Owner").fill("door")
+    dialog.get_by_role("button", name="Create", exact=True).dblclick()
+    expect(dialog.get_by_role("button", name="Create", exact=True)).to_be_disabled()
+    page.keyboard.press("Enter")
+    assert len(made) == 1
+    made[0].fulfill(status=201, content_type="application/json", body=json.dumps(TOKEN))
+    token = page.get_by_role("dialog", name="The token of “door”")
+    expect(token).to_be_visible()
+    page.go_back()
+    expect(token).to_be_visible()
+
+
+# Addresses, and a service that does not answer
+
+
+def test_back_and_reload_keep_the_place_and_an_address_that_names_no_page_leads_on(
+    visit: Opener, populated: str
+) -> None:
+    page = visit(populated)
     page.get_by_role("link", name="Galleries").click()
     page.get_by_role("link", name="Health").click()
     expect(page.get_by_role("heading", name="Health", level=1)).to_be_visible()
@@ -107,6 +248,11 @@ def test_an_address_is_a_place_and_one_that_names_no_page_leads_on(visit: Opener
     expect(page.get_by_role("heading", name="Health", level=1)).to_be_visible()
     page.go_back()
     expect(page.get_by_role("heading", name="Galleries", level=1)).to_be_visible()
+    for address in ("/nowhere", "/galleries/%E0%A4", "/galleries/a/b/c/d/e"):
+        page.goto(f"{populated}/console#{address}")
+        expect(page.get_by_role("heading", name="Page not found")).to_be_visible()
+        page.get_by_role("link", name="Go to the start page").click()
+        expect(page.get_by_role("heading", level=1, name="Identify")).to_be_visible()
 
 
 def test_a_service_that_is_gone_is_told_and_found_again(visit: Opener, tmp_path: Path) -> None:

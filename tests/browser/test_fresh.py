@@ -45,7 +45,9 @@ def job(number: int, **state: Any) -> dict[str, Any]:
     return {"id": f"{number:032x}", "updated_at": "2026-01-01T00:00:00Z", **about, **counted, **state}
 
 
-def test_many_refused_items_are_listed_in_pages(visit: Opener, populated: str) -> None:
+def test_jobs_list_their_refused_items_in_pages_and_say_since_when_they_are_not_renewed(
+    visit: Opener, populated: str
+) -> None:
     page = visit(populated)
 
     def items(route: Route) -> Any:
@@ -53,6 +55,7 @@ def test_many_refused_items_are_listed_in_pages(visit: Opener, populated: str) -
         rows = [{"item": f"photo {i}", "problem": REFUSAL} for i in range(first, min(60, first + limit))]
         return {"data": rows, "next": str(first + limit) if first + limit < 60 else None}
 
+    page.clock.install()
     answers(page, r"/v1/jobs\?", lambda _: {"data": [job(1, failed_count=60)], "next": None})
     answers(page, "/items", items)
     page.goto(f"{populated}/console#/jobs")
@@ -62,13 +65,6 @@ def test_many_refused_items_are_listed_in_pages(visit: Opener, populated: str) -
     expect(page.locator(".refusals li")).to_have_count(60)
     expect(page.get_by_role("button", name="Show more")).to_have_count(0)
 
-
-def test_what_is_not_renewed_says_since_when_and_why(visit: Opener, populated: str) -> None:
-    page = visit(populated)
-    page.clock.install()
-    answers(page, r"/v1/jobs\?", lambda _: {"data": [job(1)], "next": None})
-    page.goto(f"{populated}/console#/jobs")
-    expect(page.locator(".job")).to_have_count(1)
     page.unroute_all()
     answers(page, r"/v1/jobs\?", lambda _: {"code": "forbidden", "detail": "this needs the scope 'read'"}, 403)
     page.clock.run_for(2000)
@@ -82,10 +78,14 @@ def test_what_is_not_renewed_says_since_when_and_why(visit: Opener, populated: s
     expect(note).to_have_count(0)
 
 
-def test_a_problem_that_lasts_is_read_aloud_once(visit: Opener, populated: str) -> None:
-    page = visit(populated)
+def test_health_says_what_runs_and_a_lasting_problem_is_read_aloud_once(visit: Opener, populated: str) -> None:
+    page = visit(populated, "/health")
+    expect(page.get_by_role("heading", name="The service is ready")).to_be_visible()
+    expect(page.get_by_text("GPU")).to_have_count(0)
+    expect(page.get_by_role("table", name="Queues")).to_contain_text("recognizer/kith-compact")
+    expect(page.get_by_role("table", name="Recognizers")).to_contain_text("recognition: ")
     answers(page, "/readyz", lambda _: {"code": "storage_unavailable", "title": "No", "detail": "The disk."}, 503)
-    page.goto(f"{populated}/console#/health")
+    page.get_by_role("button", name="Refresh").click()
     alert = page.get_by_role("alert")
     alert.evaluate("(one) => (one.same = true)")
     with page.expect_response("**/v1/status"):
@@ -99,13 +99,16 @@ def test_somebody_is_found_whom_no_page_has_listed(visit: Opener, populated: str
     with Kith(populated) as kith:
         for number in range(120):
             kith.put_subject("family", f"p{number:03}", name=f"Person {number}")
-        kith.put_subject("family", "zoe", name="Zoë Ångström")
+        kith.put_subject("family", "zoe", name="Zoë Ångström", tags=["a,b"])
     page = visit(populated, "/galleries/family")
     rows = page.locator(".people tbody tr")
     expect(rows).to_have_count(100)
     page.get_by_label("Find").fill("angstrom ZOE")
     expect(rows).to_have_count(1)
+    page.get_by_role("link", name="a,b", exact=True).click()
+    expect(page.get_by_text("1 person.")).to_be_visible()
     expect(page.get_by_role("link", name="Zoë Ångström")).to_be_visible()
+    expect(page.get_by_label("Tags", exact=True)).to_have_value('"a,b"')
     page.get_by_label("Find").fill("nobody")
     expect(page.get_by_text("No person matches.")).to_be_visible()
 
@@ -132,26 +135,6 @@ def test_the_audit_speaks_in_words_and_of_seconds(visit: Opener, populated: str)
     expect(page.get_by_role("row").filter(has_text="Gallery created")).to_have_count(0)
     page.get_by_label("Until").fill("2020-01-31")
     expect(page.get_by_role("heading", name="No matching lines")).to_be_visible()
-
-
-def test_the_photo_is_there_after_one_of_its_faces_was_enrolled(
-    visit: Opener, service: str, kith: Kith, photos: Photos
-) -> None:
-    kith.create_gallery("family")
-    kith.enroll("family", "tom", photos["tom"])
-    page = visit(service)
-    choose(page, photos["tom"], photos["ada"])
-    spoken = page.get_by_role("status")
-    expect(spoken.filter(has_text="tom.jpg. 1 face: 1 known. tom.")).to_have_count(1)
-    page.get_by_role("button", name="Photo 2, ada.jpg: 1 face").click()
-    page.get_by_role("link", name="Enroll this face").click()
-    expect(page.get_by_text("good photo of a face")).to_be_visible()
-    page.get_by_label("Name", exact=True).fill("Ada")
-    page.get_by_role("button", name="Enroll", exact=True).click()
-    page.get_by_role("link", name="Try it: identify").click()
-    expect(page.get_by_role("button", name=re.compile("Photo [12]"))).to_have_count(2)
-    expect(page.get_by_role("article", name="Face 1").get_by_role("link", name="Ada")).to_be_visible()
-    expect(spoken.filter(has_text="ada.jpg. 1 face: 1 known. Ada.")).to_have_count(1)
 
 
 def test_who_removes_a_photo_is_at_the_next(visit: Opener, populated: str, photos: Photos) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
 from kith import Kith
-from tests.browser.chromium import faults
-from tests.browser.conftest import Opener
+from tests.browser.chromium import faults, overflow
+from tests.browser.conftest import PHONE, Opener
 
 UPRIGHT_IS_TURNED_LEFT = 6
 """EXIF's orientation of a photo whose pixels must be turned to the right to stand upright."""
@@ -50,20 +51,6 @@ def test_boxes_lie_on_the_upright_photo_or_on_a_drawing_of_it(
     expect(told).to_have_count(0 if suffix in ("jpg", "png", "avif") else 1)
 
 
-def test_a_face_is_shown_where_the_pointer_or_the_focus_is(
-    visit: Opener, populated: str, photos: dict[str, Path]
-) -> None:
-    page = visit(populated, "/identify?gallery=family")
-    page.locator("input[type=file]").set_input_files(photos["party"])
-    expect(cards(page)).to_have_count(6)
-    card(page, 3).hover()
-    expect(page.locator(".face-box.pointed")).to_have_count(1)
-    expect(page.locator(".face-box").nth(2)).to_have_class(re.compile("pointed"))
-    page.get_by_role("button", name=re.compile("^Face 5")).focus()
-    page.keyboard.press("Enter")
-    expect(card(page, 5)).to_be_focused()
-
-
 @pytest.fixture
 def reunion(photos: dict[str, Path], tmp_path: Path) -> Path:
     """A photo of the party with Tom at its right edge."""
@@ -78,17 +65,30 @@ def reunion(photos: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def test_on_a_phone_the_answer_is_on_the_first_screen_and_people_come_before_strangers(
-    visit: Opener, populated: str, reunion: Path
+    visit: Opener, populated: str, photos: dict[str, Path], reunion: Path
 ) -> None:
-    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
-    page = visit(populated, "/identify?gallery=family", **phone)
+    page = visit(
+        populated, "/identify?gallery=family", viewport=PHONE, has_touch=True, is_mobile=True, device_scale_factor=2
+    )
+    page.locator("input[type=file]").set_input_files(photos["party"])
+    expect(page.get_by_role("heading", name="6 faces")).to_be_visible()
+    small = [
+        f"{control.inner_text()!r}: {box['width']:.0f} x {box['height']:.0f}"
+        for control in page.get_by_role("button").all() + page.get_by_role("link").all()
+        if (box := control.bounding_box()) and min(box["width"], box["height"]) < 24
+    ]
+    assert small == []
     page.locator("input[type=file]").set_input_files(reunion)
-    expect(cards(page)).to_have_count(7)
+    expect(page.get_by_role("heading", name="7 faces")).to_be_visible()
     bar = page.get_by_role("navigation").first.bounding_box()
     for answer in (page.get_by_role("heading", level=2), page.locator(".face-name").last):
         box = answer.bounding_box()
         assert box and bar and box["y"] + box["height"] < bar["y"]
     expect(cards(page).first.get_by_role("heading")).to_have_text("Tom")
+    boxes = [box for box in (one.bounding_box() for one in page.locator(".face-box").all()) if box]
+    assert len(boxes) == 7
+    for one, following in pairwise(boxes):  # numbered by rows
+        assert following["x"] > one["x"] or following["y"] > one["y"] + one["height"] / 2
     lines = page.get_by_role("region", name="Other faces").get_by_role("article")
     expect(lines).to_have_count(6)
     for line in lines.all():
@@ -96,9 +96,12 @@ def test_on_a_phone_the_answer_is_on_the_first_screen_and_people_come_before_str
         assert box and box["height"] < 70
     lines.first.locator("summary").first.click()
     expect(lines.first.get_by_text("No person in")).to_be_visible()
+    assert overflow(page) == 0
     assert faults(page) == []
     page.locator(".options > summary").click()  # the question is still there
     expect(page.get_by_label("How strict")).to_be_visible()
+    page.get_by_role("link", name="Galleries").tap()
+    expect(page.get_by_role("link", name="family", exact=True)).to_be_visible()
 
 
 def test_of_several_faces_the_one_that_was_chosen_is_enrolled(
@@ -107,6 +110,12 @@ def test_of_several_faces_the_one_that_was_chosen_is_enrolled(
     kith.create_gallery("friends")
     page = visit(service, "/identify?gallery=friends")
     page.locator("input[type=file]").set_input_files(photos["party"])
+    card(page, 3).hover()
+    expect(page.locator(".face-box.pointed")).to_have_count(1)
+    expect(page.locator(".face-box").nth(2)).to_have_class(re.compile("pointed"))
+    page.get_by_role("button", name=re.compile("^Face 5")).focus()
+    page.keyboard.press("Enter")
+    expect(card(page, 5)).to_be_focused()
     card(page, 3).get_by_role("link", name="Enroll this face").click()
     page.get_by_label("Name", exact=True).fill("Third")
     page.get_by_role("button", name="Enroll", exact=True).click()
@@ -128,17 +137,29 @@ def test_of_several_faces_the_one_that_was_chosen_is_enrolled(
     expect(card(page, 3).get_by_role("heading")).to_have_text("Third")
 
 
-def test_a_search_is_done_anew_where_the_risk_is_another(
-    visit: Opener, populated: str, photos: dict[str, Path]
+def test_several_photos_are_searched_again_for_another_risk_and_are_there_after_an_enrollment(
+    visit: Opener, service: str, kith: Kith, photos: dict[str, Path]
 ) -> None:
-    page = visit(populated, "/identify?gallery=family")
-    page.locator("input[type=file]").set_input_files([photos["tom"], photos["party"]])
+    kith.create_gallery("family")
+    kith.enroll("family", "tom", photos["tom"])
+    page = visit(service)
+    page.locator("input[type=file]").set_input_files([photos["tom"], photos["ada"]])
+    spoken = page.get_by_role("status")
+    expect(spoken.filter(has_text="tom.jpg. 1 face: 1 known. tom.")).to_have_count(1)
     with page.expect_request(lambda request: "strict" in request.url):
         page.get_by_label("How strict").select_option("strict")
-    expect(cards(page).get_by_role("heading")).to_have_text("Tom")
-    expect(page.get_by_role("button", name=re.compile("^Photo 2, party.jpg: 6 faces"))).to_be_visible()
+    expect(cards(page).get_by_role("heading")).to_have_text("tom")
     chip = page.get_by_role("button", name="Photo 2")
+    expect(page.get_by_role("button", name="Photo 2, ada.jpg: 1 face")).to_be_visible()
     chip.focus()
     page.keyboard.press("Enter")
     expect(chip).to_have_attribute("aria-current", "true")
     expect(chip).to_be_focused()
+    page.get_by_role("link", name="Enroll this face").click()
+    expect(page.get_by_text("good photo of a face")).to_be_visible()
+    page.get_by_label("Name", exact=True).fill("Ada")
+    page.get_by_role("button", name="Enroll", exact=True).click()
+    page.get_by_role("link", name="Try it: identify").click()
+    expect(page.get_by_role("button", name=re.compile("Photo [12]"))).to_have_count(2)
+    expect(card(page, 1).get_by_role("link", name="Ada")).to_be_visible()
+    expect(spoken.filter(has_text="ada.jpg. 1 face: 1 known. Ada.")).to_have_count(1)

@@ -1,19 +1,16 @@
 // One album: progress of its job, then groups of faces to merge, split and enroll.
 
 import { all, call, galleryPage, galleryPath, part } from "../api.js";
-import { askWho } from "../asking.js";
+import { askMerge, askWho } from "../asking.js";
+import { careful, confirmed } from "../dialogs.js";
 import { fill, h, icon } from "../dom.js";
 import { counted, when, whole } from "../numbers.js";
 import { receipt } from "../receipt.js";
 import { refusalList, watch } from "../reports.js";
 import { Pictures } from "../stored.js";
 import {
-  ask,
   button,
-  choice,
-  confirmed,
   empty,
-  field,
   folded,
   heading,
   linkButton,
@@ -37,7 +34,6 @@ export function render({ gallery, album: id }, signal) {
   const facts = h("p.lead", "");
   const body = h("div.stack", waiting("Loading the album…"));
   const remove = async () => {
-    if (!(await confirmed("Delete this album?", "Its faces are deleted. Enrolled people stay.", "Delete"))) return;
     done = true; // the page does not look at it meanwhile
     const gone = await call("DELETE", path).catch((error) => {
       done = false;
@@ -48,7 +44,8 @@ export function render({ gallery, album: id }, signal) {
     fill(facts);
     fill(body, receipt(gone.receipt, "The album is deleted."));
   };
-  const erase = button("Delete the album", remove, { kind: "danger", icon: "trash", small: true });
+  const question = () => ["Delete this album?", "Its faces are deleted. Enrolled people stay.", "Delete"];
+  const erase = careful("Delete the album", question, remove, { icon: "trash", small: true });
   let done = false;
   const load = async () => {
     const [album, job] = await Promise.all([
@@ -247,24 +244,12 @@ class Groups {
   async merge(card) {
     const groups = await all(`${this.path}/groups`, { query: { limit: 500 }, signal: this.signal, most: 2000 });
     const others = groups.filter((one) => one.id !== card.group.id);
-    if (others.length === 0) return toast("There is no other group.");
     const named = (one) => (one.subject ? `${words.called(one)} (group ${one.id.slice(1)})` : groupName(one));
     const told = (one) => `${named(one)}, ${counted(one.face_count, "face")}`;
-    const shown = h("div.album-faces");
-    const preview = () => {
-      const faces = others.find((one) => one.id === select.value).faces.slice(0, 4);
-      fill(
-        shown,
-        faces.map((one) => this.pictures.of({ album: this.album, face: one.id }, `Face in ${one.photo}`)),
-      );
-    };
-    const select = choice(
-      others.map((one) => [one.id, told(one)]),
-      { onChange: preview },
-    );
-    preview();
-    ask("Merge two groups", "Merge", [field("The same person as", select), shown], async () => {
-      const group = await call("POST", `${this.own(card)}/merge`, { json: { into: select.value } });
+    const picture = (one) => this.pictures.of({ album: this.album, face: one.id }, `Face in ${one.photo}`);
+    const shown = ({ faces }) => h("div.album-faces", faces.slice(0, 4).map(picture));
+    askMerge("group", others, told, shown, async (into) => {
+      const group = await call("POST", `${this.own(card)}/merge`, { json: { into } });
       const target = this.element.querySelector(`[data-group="${group.id}"]`);
       const fresh = this.card(group);
       if (target) target.replaceWith(fresh);

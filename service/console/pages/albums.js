@@ -1,11 +1,12 @@
 // The albums of a gallery: photos without names, whose faces the service groups into people.
 
 import { call, galleryPage, galleryPath } from "../api.js";
+import { ask } from "../dialogs.js";
 import { each, h } from "../dom.js";
 import { counted, when } from "../numbers.js";
 import { galleryHeading, redraws, watch } from "../reports.js";
 import { packed } from "../tar.js";
-import { ask, button, choice, empty, field, outcome, waiting } from "../ui.js";
+import { button, choice, empty, field, outcome, waiting } from "../ui.js";
 import { ARCHIVES, archiveType, sender } from "../upload.js";
 
 const RISKS = [

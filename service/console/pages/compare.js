@@ -1,4 +1,4 @@
-import { call, patiently } from "../api.js";
+import { call, newest, patiently } from "../api.js";
 import { galleries, galleryField, personField, riskField } from "../choices.js";
 import { each, fill, h } from "../dom.js";
 import { open, picker, stage } from "../photo.js";
@@ -34,7 +34,7 @@ function desk(known, params, signal) {
   let strictness;
   let chosen; // the user's choice of strictness, kept for other sides
   let own;
-  let asking = null;
+  const turn = newest(signal);
   strict();
 
   /** Offer the risk of the gallery for comparisons with one enrolled person, if it is a risk per comparison. */
@@ -55,17 +55,16 @@ function desk(known, params, signal) {
   /** Compare when both sides are complete, and after each change. */
   async function compare() {
     strict();
-    asking?.abort();
-    if (!sides.every((one) => one.given())) return fill(answer);
-    asking = new AbortController();
-    const until = AbortSignal.any([signal, asking.signal]);
-    fill(answer, h("div.card", waiting("Comparing…")));
+    const complete = sides.every((one) => one.given());
+    fill(answer, complete && h("div.card", waiting("Comparing…")));
+    const form = new FormData();
+    const options = { ...(strictness.value && { risk: strictness.value }) };
+    if (complete) sides.forEach((one, i) => one.put(form, options, "ab"[i]));
+    form.append("request", JSON.stringify(options));
+    const ask = (until) => patiently(() => call("POST", "/v1/verify", { body: form, signal: until }), until);
     try {
-      const form = new FormData();
-      const options = { ...(strictness.value && { risk: strictness.value }) };
-      sides.forEach((one, i) => one.put(form, options, "ab"[i]));
-      form.append("request", JSON.stringify(options));
-      const found = await patiently(() => call("POST", "/v1/verify", { body: form, signal: until }), until);
+      const found = await turn(async (until) => complete && (await ask(until)));
+      if (!found) return;
       sides.forEach((one, i) => one.show(found["ab"[i]]));
       const said = words.pair(found, sides[0].called(), sides[1].called());
       fill(answer, result(found, said));
@@ -109,12 +108,11 @@ function side(name, known, signal, onChange) {
   const asPhoto = h("input", { type: "radio", name: group, checked: true });
   const asPerson = h("input", { type: "radio", name: group });
   const find = personField("Person", signal, { onPick: look });
-  let looks = 0;
+  const turn = newest(signal);
   const gallery = galleryField(known, (chosen) => {
-    looks += 1; // cancel the lookup in the previous gallery
     person = null;
     onChange();
-    find.load(chosen).then(look).catch(tell);
+    turn(() => find.load(chosen)).then(look, tell); // cancels the lookup in the previous gallery
   });
   const told = h("p.hint", { role: "status" });
   const element = h("fieldset.card.stack");
@@ -129,11 +127,8 @@ function side(name, known, signal, onChange) {
   }
 
   async function look() {
-    const mine = ++looks;
     try {
-      const found = await find.find();
-      if (mine !== looks) return;
-      person = found;
+      person = await turn(find.find);
       told.textContent = person || !find.input.value ? "" : find.unfound;
       onChange();
     } catch (error) {

@@ -1,5 +1,6 @@
 import { attemptKey, call, patiently, stubbornly, subjectPage, subjectPath } from "../api.js";
 import { galleryDesk, galleryField } from "../choices.js";
+import { confirmed } from "../dialogs.js";
 import { each, fill, h, icon } from "../dom.js";
 import { readingOrder } from "../layout.js";
 import { counted } from "../numbers.js";
@@ -7,7 +8,7 @@ import { whoFields } from "../asking.js";
 import { personForm } from "../person_form.js";
 import { DESK, bodyOf, cropped, measured, open, picker, stage, thumbnail } from "../photo.js";
 import { Pictures, keepHint, sides } from "../stored.js";
-import { button, confirmed, linkButton, notice, outcome, refused, tell, toast } from "../ui.js";
+import { button, linkButton, notice, outcome, refused, tell, toast } from "../ui.js";
 import * as words from "../words.js";
 
 export const title = () => "Enroll";

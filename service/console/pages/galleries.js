@@ -1,11 +1,12 @@
 import { all, call, enrollPage, galleryPage, galleryPath } from "../api.js";
 import { rememberGallery } from "../choices.js";
+import { ask } from "../dialogs.js";
 import { fill, h } from "../dom.js";
 import { galleryForm } from "../gallery_form.js";
 import { counted } from "../numbers.js";
 import { watch } from "../reports.js";
 import { Pictures } from "../stored.js";
-import { ask, button, empty, field, heading, linkButton, textInput, toast, waiting } from "../ui.js";
+import { button, empty, field, heading, linkButton, textInput, toast, waiting } from "../ui.js";
 import { called, risk } from "../words.js";
 
 const NAMED = 3; // people on a card

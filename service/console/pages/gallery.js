@@ -1,4 +1,4 @@
-import { call, enrollPage, galleryPage, galleryPath, subjectPage } from "../api.js";
+import { call, enrollPage, galleryPage, galleryPath, newest, subjectPage } from "../api.js";
 import { each, fill, h } from "../dom.js";
 import { counted, when, whole } from "../numbers.js";
 import { galleryHeading, watch } from "../reports.js";
@@ -75,7 +75,6 @@ const noPeople = (enroll) =>
 /** The list of people in pages. The service searches all of them by name, id and tags. */
 function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, signal) {
   const pictures = new Pictures(gallery, signal);
-  const portraits = new Map(); // kept while the list changes
   const loaded = [];
   let next = null;
   let ready = false; // the first page was shown
@@ -84,28 +83,25 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
   const list = h("div");
   const told = h("p.hint", { role: "status" });
   const rows = () => {
-    const cells = loaded.map((one) => row(gallery, one, keeps && face(one)));
+    const cells = loaded.map((one) =>
+      row(gallery, one, keeps && one.template_count > 0 && pictures.once({ subject: one.id })),
+    );
     const made = table("People", ["Name", "Id", "Tags", "Photos", "Since"], cells);
     made.classList.add("people");
     return made;
   };
-  const face = ({ id, template_count: templates }) => {
-    if (templates > 0 && !portraits.has(id)) portraits.set(id, pictures.of({ subject: id }, ""));
-    return portraits.get(id);
-  };
-  const more = button("Show more", async () => (await load(), show()));
-
-  let reading = 0; // number of the current query
-  let asked = null; // the query itself
+  const turn = newest(signal);
+  const more = button("Show more", () => turn(load).then(show));
+  let asked = null; // the current query
 
   /** Load the next people. A page of a search may be empty although more people match. */
-  async function load() {
-    const [mine, before] = [reading, loaded.length];
+  async function load(until) {
+    const before = loaded.length;
     const query = { limit: PAGE, tag: words.tags(tagged.value), q: search.value.trim() || null };
     do {
-      const cursor = next;
-      const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { ...query, cursor }, signal });
-      if (mine !== reading || cursor !== next) return; // the query changed, or this page is loaded
+      const request = { query: { ...query, cursor: next }, signal: until };
+      const page = await call("GET", `${galleryPath(gallery)}/subjects`, request);
+      until.throwIfAborted();
       loaded.push(...page.data);
       next = page.next;
     } while (next && loaded.length === before);
@@ -122,16 +118,15 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
   async function restart() {
     // The first page is still awaited, and reads the fields; or nothing was changed.
     if (!ready || wanted() === asked) return;
-    const mine = ++reading;
     asked = wanted();
     loaded.length = 0;
     next = null;
     told.textContent = "Searching…";
     try {
-      await load();
-      if (mine === reading) show();
+      await turn(load);
+      show();
     } catch (error) {
-      if (mine !== reading || error.name === "AbortError") return;
+      if (error.name === "AbortError") return;
       fill(list, problemBox(error));
       told.textContent = "";
     }
@@ -141,7 +136,7 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
   const wanted = () => JSON.stringify([search.value.trim(), tagged.value.trim()]);
   const first = loading(async () => {
     asked = wanted();
-    await load();
+    await turn(load);
     ready = true;
     show();
     restart();

@@ -2,11 +2,12 @@
 
 import { call, enrollPage, galleryPath, subjectPage, subjectPath, templatePath } from "../api.js";
 import { Aside } from "../aside.js";
+import { confirmed } from "../dialogs.js";
 import { each, fill, h } from "../dom.js";
 import { counted, inHundred, ratio, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
 import { Pictures, keepHint, sides } from "../stored.js";
-import { button, confirmed, empty, folded, linkButton, loading, notice, problemBox, waiting } from "../ui.js";
+import { button, empty, folded, linkButton, loading, notice, problemBox, waiting } from "../ui.js";
 
 const FIRST = 100;
 const MORE = 1000; // limit of the service

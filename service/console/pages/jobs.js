@@ -2,13 +2,12 @@
 
 import { call, galleryPage, galleryPath, part } from "../api.js";
 import { galleries, galleryField } from "../choices.js";
+import { ask, careful } from "../dialogs.js";
 import { fill, h } from "../dom.js";
 import { counted, duration, when, whole } from "../numbers.js";
 import { refusalList, watch } from "../reports.js";
 import {
-  ask,
   button,
-  confirmed,
   empty,
   field,
   folded,
@@ -22,6 +21,7 @@ import {
   waiting,
 } from "../ui.js";
 import { ARCHIVES, archiveType, sender } from "../upload.js";
+import { capitalized } from "../words.js";
 
 const SHOWN = 100;
 const ITEMS = 50;
@@ -39,16 +39,11 @@ const STATES = {
   canceled: ["canceled", "", "close"],
 };
 const REASONS = {
-  enrolled: "Enrolled",
-  already_enrolled: "Already enrolled",
   ignored: "Other files",
   faces_found: "With faces",
   copy: "Copies",
-  no_face: "No face",
-  several_faces: "Several faces",
   image_format: "Not a photo",
   image_damaged: "Damaged",
-  low_quality: "Low quality",
   duplicate_subject: "Enrolled under another name",
   inconsistent_template: "Unlike the person’s other photos",
 };
@@ -131,19 +126,21 @@ function card(id, look, signal) {
     return await page(null);
   }
 
+  const stopping = () => [
+    "Cancel this job?",
+    job.kind === "album"
+      ? "Its faces are deleted."
+      : "Completed work stays. To continue, send the same archive again. It skips enrolled photos.",
+    "Cancel the job",
+  ];
   const stop = async () => {
-    const text =
-      job.kind === "album"
-        ? "Its faces are deleted."
-        : "Completed work stays. To continue, send the same archive again. It skips enrolled photos.";
-    if (!(await confirmed("Cancel this job?", text, "Cancel the job"))) return;
     await call("POST", `/v1/jobs/${part(id)}/cancel`);
     look();
   };
   const retry = button("Retry these with the largest face", () => begin(signal, look, job.gallery, job), {
     icon: "upload",
   });
-  const cancel = button("Cancel the job", stop, { kind: "danger" });
+  const cancel = careful("Cancel the job", stopping, stop);
   const element = h("li.card.job", [
     h("div.row.between", [name, state]),
     bar,
@@ -190,7 +187,7 @@ function progress(job) {
 function results(job) {
   const parts = Object.entries(job.counts).sort(([, a], [, b]) => b - a);
   return parts
-    .map(([reason, count]) => `${REASONS[reason] ?? reason.replaceAll("_", " ")}: ${whole(count)}`)
+    .map(([reason, count]) => `${REASONS[reason] ?? capitalized(reason.replaceAll("_", " "))}: ${whole(count)}`)
     .join(" · ");
 }
 

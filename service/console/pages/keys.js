@@ -2,23 +2,11 @@
 
 import { all, call, key as ownKey, part, setKey } from "../api.js";
 import { galleries } from "../choices.js";
+import { ask, careful, secretDialog } from "../dialogs.js";
 import { h } from "../dom.js";
 import { counted, when } from "../numbers.js";
 import { listed, settingsHeading } from "../reports.js";
-import {
-  ask,
-  button,
-  choice,
-  confirmed,
-  empty,
-  field,
-  outcome,
-  secretDialog,
-  several,
-  textInput,
-  ticked,
-  toast,
-} from "../ui.js";
+import { button, choice, empty, field, outcome, several, textInput, ticked, toast } from "../ui.js";
 
 const DAY_MS = 86_400_000;
 const SCOPES = {
@@ -63,25 +51,23 @@ function card(one, again) {
   const active = one.state === "active";
   const mine = ownKey()?.includes(one.id);
   const used = one.used_at ? `last used ${when(one.used_at)}` : "never used";
+  const replacing = () => [
+    `Replace the key “${one.name}”?`,
+    "A new token gets the same scopes. The old token works for one more day.",
+    "Replace",
+    { danger: false },
+  ];
   const replace = async () => {
-    const yes = await confirmed(
-      `Replace the key “${one.name}”?`,
-      "A new token gets the same scopes. The old token works for one more day.",
-      "Replace",
-      { danger: false },
-    );
-    if (!yes) return;
     const made = await call("POST", `/v1/keys/${part(one.id)}/rotate`, { json: {} });
     showToken(made, "The old token works for one more day.");
     again();
   };
+  const revoking = () => [
+    `Revoke the key “${one.name}”?`,
+    `The service refuses this key from now on. This cannot be undone.${mine ? " You use this key now: the page will ask for another one." : ""}`,
+    "Revoke",
+  ];
   const revoke = async () => {
-    const yes = await confirmed(
-      `Revoke the key “${one.name}”?`,
-      `The service refuses this key from now on. This cannot be undone.${mine ? " You use this key now: the page will ask for another one." : ""}`,
-      "Revoke",
-    );
-    if (!yes) return;
     await call("DELETE", `/v1/keys/${part(one.id)}`);
     toast(`“${one.name}” was revoked.`);
     again();
@@ -98,8 +84,8 @@ function card(one, again) {
     h("p.hint", [`created ${when(one.created_at)} · ${used} · ${ends(one)} · `, h("code", one.id)]),
     (active || one.state === "altered") &&
       h("div.actions", [
-        active && !one.revoked_at && button("Replace", replace),
-        button("Revoke", revoke, { kind: "danger" }),
+        active && !one.revoked_at && careful("Replace", replacing, replace, { kind: "plain" }),
+        careful("Revoke", revoking, revoke),
       ]),
   ]);
 }

@@ -7,6 +7,7 @@ import { counted, everySo, inHundred, oneIn, STOPS, when, whole } from "../numbe
 import { galleryHeading } from "../reports.js";
 import { read, write } from "../store.js";
 import { button, field, loading, notice, outcome, table, toast } from "../ui.js";
+import { capitalized } from "../words.js";
 
 const SOURCES = {
   pack: "the recognizer's own calibration",
@@ -187,7 +188,7 @@ function evidence(gallery, report, signal, again) {
   return h("section.card.basis", [
     h("h2", "Evidence"),
     h("p", [
-      `${sentence(SOURCES[found.source])}: ${whole(found.pack_pair_count)} pairs of different people in the calibration`,
+      `${capitalized(SOURCES[found.source])}: ${whole(found.pack_pair_count)} pairs of different people in the calibration`,
       found.pair_count > 0 ? `, and ${whole(found.pair_count)} pairs in this gallery.` : ".",
     ]),
     found.duplicate_pair_count >= 1 &&
@@ -223,7 +224,6 @@ const WARNINGS = {
   people_unlike_calibration: ({ fmr_over_pack: ratio }) =>
     `People here are taken for each other ${Number(ratio.toPrecision(2))} times as often as those the recognizer was calibrated with: other ages, origins, masks or cameras. The threshold follows the people here; check it with photos of strangers.`,
 };
-const sentence = (text) => text[0].toUpperCase() + text.slice(1);
 
 function checked(check) {
   if (check.expected < 1) return h("p", "There are too few people for a check.");

@@ -1,12 +1,13 @@
 import { call, galleryPath } from "../api.js";
 import { Aside } from "../aside.js";
+import { careful, confirmed } from "../dialogs.js";
 import { fill, h } from "../dom.js";
 import { download } from "../files.js";
 import { galleryForm } from "../gallery_form.js";
 import { counted, when, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
-import { receipt } from "../receipt.js";
-import { button, confirmed, facts, heading, linkButton, loading, problemBox, toast } from "../ui.js";
+import { pageDeleted } from "../receipt.js";
+import { button, facts, loading, saveForm, toast } from "../ui.js";
 import { problem } from "../words.js";
 
 export const title = ({ gallery }) => `Settings of ${gallery}`;
@@ -24,30 +25,19 @@ export function render({ gallery }, signal) {
 
 function parts(gallery, found, place, signal) {
   const form = galleryForm(found);
-  const wrong = h("div");
-  const go = h("button.button.primary", { type: "submit" }, "Save");
-  const save = async (event) => {
-    event.preventDefault();
-    const changed = form.read();
-    if (Object.keys(changed).length === 0) return toast("Nothing was changed.");
-    go.disabled = true;
-    try {
-      const change = (query) => call("PATCH", galleryPath(gallery), { json: changed, query, signal });
-      const now = await change().catch(async (error) => {
-        if (error.code !== "retention_unconfirmed") throw error;
-        if (!(await confirmed("Delete old photos?", `${problem(error).text} This cannot be undone.`, "Delete")))
-          throw error;
-        return change({ confirm: error.document.confirm });
-      });
-      toast("Saved. Searches now use these settings.");
-      fill(place, ...parts(gallery, now, place, signal));
-    } catch (error) {
-      fill(wrong, problemBox(error));
-      go.disabled = false;
-    }
+  const save = async (json) => {
+    const change = (query) => call("PATCH", galleryPath(gallery), { json, query, signal });
+    const now = await change().catch(async (error) => {
+      if (error.code !== "retention_unconfirmed") throw error;
+      if (!(await confirmed("Delete old photos?", `${problem(error).text} This cannot be undone.`, "Delete")))
+        throw error;
+      return change({ confirm: error.document.confirm });
+    });
+    toast("Saved. Searches now use these settings.");
+    fill(place, ...parts(gallery, now, place, signal));
   };
   return [
-    h("form.card.stack", { onSubmit: save }, [form.elements, wrong, h("div.actions", go)]),
+    saveForm(form.elements, form.read, save),
     h("div.stack", [about(gallery, found), files(gallery, found, signal), removal(gallery, found, place, signal)]),
   ];
 }
@@ -80,33 +70,21 @@ function files(gallery, found, signal) {
 }
 
 function removal(gallery, found, place, signal) {
-  const remove = button(
-    "Delete the gallery",
-    async () => {
-      const sure = await confirmed(
-        `Delete “${gallery}”?`,
-        `${counted(found.subject_count, "person", "people")} and ${counted(found.template_count, "photo")} are deleted. This cannot be undone. A receipt lists the deleted data.`,
-        "Delete",
-        { typed: gallery },
-      );
-      if (!sure) return;
-      const gone = await call("DELETE", galleryPath(gallery));
-      new Aside(gallery).clear();
-      if (signal.aborted) return toast(`“${gallery}” is deleted. Receipt ${gone.receipt.id}.`);
-      const on = linkButton("Back to galleries", "#/galleries", { kind: "primary" });
-      fill(
-        place.closest(".page"),
-        heading(gallery),
-        receipt(gone.receipt, `“${gallery}” is deleted`),
-        h("div.actions", on),
-      );
-      on.focus(); // the clicked button was removed
-    },
-    { kind: "danger", icon: "trash" },
-  );
+  const question = () => [
+    `Delete “${gallery}”?`,
+    `${counted(found.subject_count, "person", "people")} and ${counted(found.template_count, "photo")} are deleted. This cannot be undone. A receipt lists the deleted data.`,
+    "Delete",
+    { typed: gallery },
+  ];
+  const remove = async () => {
+    const gone = await call("DELETE", galleryPath(gallery));
+    new Aside(gallery).clear();
+    const back = ["Back to galleries", "#/galleries"];
+    pageDeleted(place.closest(".page"), gallery, gone, `“${gallery}” is deleted`, back, signal);
+  };
   return h("section.card", [
     h("h2", "Delete"),
     h("p", "Deletes the gallery and erases all data of its people. This cannot be undone."),
-    h("div.actions", remove),
+    h("div.actions", careful("Delete the gallery", question, remove, { icon: "trash" })),
   ]);
 }

@@ -1,16 +1,15 @@
 import { all, call, decoysPath, enrollPage, galleryPage, galleryPath, subjectPath, templatePath } from "../api.js";
 import { Aside } from "../aside.js";
 import { personField } from "../choices.js";
+import { ask, careful } from "../dialogs.js";
 import { each, fill, h, icon } from "../dom.js";
 import { download } from "../files.js";
 import { counted, when } from "../numbers.js";
 import { personForm } from "../person_form.js";
-import { receipt } from "../receipt.js";
+import { briefly, pageDeleted } from "../receipt.js";
 import { Pictures } from "../stored.js";
 import {
-  ask,
   button,
-  confirmed,
   empty,
   facts,
   folded,
@@ -18,6 +17,7 @@ import {
   linkButton,
   loading,
   problemBox,
+  saveForm,
   tell,
   toast,
 } from "../ui.js";
@@ -107,26 +107,25 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
         quality && bar(quality.score),
         h("div.actions", [
           button("Move", () => move(template), { icon: "move", small: true }),
-          button("Delete", () => remove(template), { kind: "danger", icon: "trash", small: true }),
+          careful("Delete", question, () => remove(template), { icon: "trash", small: true }),
         ]),
         quality && folded("Details", facts(values())),
       ]),
     ]);
   }
 
+  const question = () => [
+    "Delete this photo?",
+    templates.length === 1
+      ? `It is the only photo. Searches cannot find ${words.called(person)} until you add another one.`
+      : "This cannot be undone.",
+    "Delete",
+  ];
+
   async function remove(template) {
-    const last = templates.length === 1;
-    const sure = await confirmed(
-      "Delete this photo?",
-      last
-        ? `It is the only photo. Searches cannot find ${words.called(person)} until you add another one.`
-        : "This cannot be undone.",
-      "Delete",
-    );
-    if (!sure) return;
     const answer = await call("DELETE", templatePath(gallery, person.id, template.id));
     gone(template);
-    toast(`Deleted. Receipt ${answer.receipt.id.slice(0, 8)}….`);
+    toast(`Deleted. ${briefly(answer)}`);
   }
 
   async function move(template) {
@@ -183,46 +182,30 @@ const bar = (score) =>
 
 function edit(gallery, person, signal) {
   const form = personForm(person);
-  const go = h("button.button.primary", { type: "submit" }, "Save");
-  const save = async (event) => {
-    event.preventDefault();
-    const json = form.changed();
-    if (Object.keys(json).length === 0) return toast("Nothing was changed.");
-    go.disabled = true;
-    const card = event.currentTarget;
-    try {
-      const path = subjectPath(gallery, person.id);
-      Object.assign(person, await call("PATCH", path, { json, parse: words.parsed, signal }));
-      document.querySelector("main h1").textContent = words.called(person);
-      const now = edit(gallery, person, signal); // start the next edit from what is stored now
-      card.replaceWith(now);
-      now.querySelector("[type=submit]").focus();
-      toast("Saved.");
-    } catch (error) {
-      tell(error);
-    } finally {
-      go.disabled = false;
-    }
-  };
   const id = h("p.hint", ["Id: ", h("code", person.id)]);
-  return h("form.card.stack", { onSubmit: save }, [h("h2", "Details"), form.elements, id, h("div.actions", go)]);
+  const card = saveForm([h("h2", "Details"), form.elements, id], form.changed, async (json) => {
+    const path = subjectPath(gallery, person.id);
+    Object.assign(person, await call("PATCH", path, { json, parse: words.parsed, signal }));
+    document.querySelector("main h1").textContent = words.called(person);
+    const now = edit(gallery, person, signal); // start the next edit from what is stored now
+    card.replaceWith(now);
+    now.querySelector("[type=submit]").focus();
+    toast("Saved.");
+  });
+  return card;
 }
 
 function rights(gallery, person, templates, page, signal) {
+  const question = () => [
+    `Delete ${words.called(person)}?`,
+    `${counted(templates.length, "photo")} and all other data of this person are deleted. This cannot be undone. A receipt lists the deleted data.`,
+    "Delete",
+  ];
   const remove = async () => {
-    const name = words.called(person);
-    const sure = await confirmed(
-      `Delete ${name}?`,
-      `${counted(templates.length, "photo")} and all other data of this person are deleted. This cannot be undone. A receipt lists the deleted data.`,
-      "Delete",
-    );
-    if (!sure) return;
     const gone = await call("DELETE", subjectPath(gallery, person.id));
     new Aside(gallery).forget(person.id);
-    if (signal.aborted) return toast(`${name} is deleted. Receipt ${gone.receipt.id}.`);
-    const back = linkButton(`Back to ${gallery}`, galleryPage(gallery), { kind: "primary" });
-    fill(page, heading(name), receipt(gone.receipt, "Deleted"), h("div.actions", back));
-    back.focus();
+    const back = [`Back to ${gallery}`, galleryPage(gallery)];
+    pageDeleted(page, words.called(person), gone, "Deleted", back, signal);
   };
   const save = () => download(`${subjectPath(gallery, person.id)}/export`, `${person.id}.json`, { signal });
   return h("section.card", [
@@ -230,7 +213,7 @@ function rights(gallery, person, templates, page, signal) {
     h("p", "Download all stored data of this person, or delete it with a receipt."),
     h("div.actions", [
       button("Download data", save, { icon: "docs" }),
-      button("Delete the person", remove, { kind: "danger", icon: "trash" }),
+      careful("Delete the person", question, remove, { icon: "trash" }),
     ]),
     h("p.hint", "The download needs a key with the scope “admin”, the deletion one with “enroll”."),
   ]);

@@ -1,10 +1,11 @@
 // Webhooks: who receives which events, and whether it does. The command line creates them.
 
 import { call, part } from "../api.js";
+import { careful } from "../dialogs.js";
 import { h } from "../dom.js";
 import { counted, when } from "../numbers.js";
 import { listed, settingsHeading } from "../reports.js";
-import { button, confirmed, empty, outcome, toast } from "../ui.js";
+import { button, empty, outcome, toast } from "../ui.js";
 
 export const title = () => "Webhooks";
 
@@ -25,9 +26,9 @@ function card(one, again) {
     const answer = await call("POST", `${path}/test`);
     toast(answer.delivered ? `“${name}” accepted the test.` : `The test failed: ${answer.error}.`);
   };
+  const text = "It receives nothing from now on, and its pending events are not sent.";
+  const question = () => [`Delete the webhook “${name}”?`, text, "Delete"];
   const remove = async () => {
-    const text = "It receives nothing from now on, and its pending events are not sent.";
-    if (!(await confirmed(`Delete the webhook “${name}”?`, text, "Delete"))) return;
     await call("DELETE", path);
     toast(`“${name}” was deleted.`);
     again();
@@ -48,6 +49,6 @@ function card(one, again) {
     h("div.row.between", [h("h2", name), outcome(kind, picture, word)]),
     h("p", h("code", one.url)),
     h("p.hint", facts.filter(Boolean).join(" · ")),
-    h("div.actions", [button("Send a test", test), button("Delete", remove, { kind: "danger" })]),
+    h("div.actions", [button("Send a test", test), careful("Delete", question, remove)]),
   ]);
 }

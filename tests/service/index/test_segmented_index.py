@@ -280,7 +280,11 @@ def test_recall_is_measured_again_when_others_have_come(rng: np.random.Generator
         assert index.measured is not None and index.measured.recall >= 0.999
         found = index.view.search(others[: start + 2500 : 10], 1)
         assert (found.keys[:, 0] == size + np.arange(0, start + 2500, 10)).mean() >= 0.99
-    assert index.kind == "compact" and trained.kinds.count("compact") > 1
+    trainings = trained.kinds.count("compact")
+    assert index.kind == "compact" and trainings > 1
+    index.load(Rows(np.arange(size), first), 9)  # other content has codes of its own
+    background.run()
+    assert trained.kinds.count("compact") == trainings + 1
 
 
 def test_the_depth_finds_runners_up(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,7 +241,8 @@ def test_nobody_waits_for_a_server_that_says_nothing() -> None:
 
     with socket.create_server((LOOPBACK, 0)) as silent:
         port = silent.getsockname()[1]
-        url, options = f"http://{HOST}:{port}/", {"http": True, "permits": is_loopback, "ports": {port}}
+        url = f"http://{HOST}:{port}/"
+        options: dict[str, Any] = {"http": True, "permits": is_loopback, "ports": {port}}
         with raises_code("url_failed", match=r"within 0\.1 s"):
             fetch(url, Names([LOOPBACK]), total_s=0.1, **options)
         with pytest.raises(ClientGoneError):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import time
 import uuid
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +31,7 @@ from service.settings import load_settings
 from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.repositories.store import Store
+from tests.conftest import is_eventually
 from tests.databases import open_database
 from tests.packs import BUNDLED_DIMENSION
 
@@ -63,13 +62,6 @@ def usual_threshold(found: IdentityOut, report: GalleryRiskOut, enrolled: Float)
     assert levels is not None
     of_best, of_runner_up = levels.of([int(one.subject[1:]) for one in (found.candidates[0], found.runner_up)])
     return found.threshold - of_best - RIVAL_WEIGHT * (found.runner_up.similarity - of_runner_up - report.rival)
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.02)
 
 
 # Evidence
@@ -244,7 +236,7 @@ def test_the_threshold_is_the_gallerys_and_follows_all_but_few_changes(
     assert kith.risk(gallery).evidence.derived_at == report.evidence.derived_at
     assert kith.risk(gallery).evidence.up_to_date
     enroll(kith, gallery, vectors[many + 2 :], first=many + 2)
-    wait_for(lambda: kith.risk(gallery).subject_count == many + 3)
+    is_eventually(lambda: kith.risk(gallery).subject_count == many + 3)
 
 
 def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
@@ -252,10 +244,10 @@ def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
 ) -> None:
     vectors = np.concatenate([people(rng, 8), people(rng, 6, common=0.6)])  # each of the latter moves the threshold
     enroll(kith, gallery, vectors[:8])
-    wait_for(lambda: kith.risk(gallery).subject_count == 8)
+    is_eventually(lambda: kith.risk(gallery).subject_count == 8)
     before = kith.risk(gallery)
     enroll(kith, gallery, vectors[8:], first=8)
-    wait_for(lambda: kith.risk(gallery).subject_count == 14)
+    is_eventually(lambda: kith.risk(gallery).subject_count == 14)
     after = kith.risk(gallery)
     assert after.threshold != before.threshold
     lines = [line for line in kith.audit(gallery) if line.event == THRESHOLD_MOVED]
@@ -271,7 +263,7 @@ def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
         left = earlier.details["after"]["threshold"]
         assert round(later.details["before"]["threshold"], 3) == round(left, 3)
     kith.delete_subject(gallery, "s0")
-    wait_for(lambda: kith.risk(gallery).subject_count == 13)
+    is_eventually(lambda: kith.risk(gallery).subject_count == 13)
 
 
 def test_a_person_enrolled_twice_in_a_small_gallery_makes_no_stranger_similar(
@@ -309,7 +301,7 @@ def test_two_processes_decide_alike_and_the_next_one_does_what_they_left_undone(
     with embedded(settings) as url, Kith(url) as kith:
         assert kith.risk("g").subject_count == 30
         kith.identify("g", embeddings=[vectors[0]])
-        wait_for(lambda: kith.risk("g").subject_count == 40)
+        is_eventually(lambda: kith.risk("g").subject_count == 40)
 
 
 # In one process

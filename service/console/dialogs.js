@@ -1,0 +1,98 @@
+// Dialogs: questions, confirmations and secrets.
+
+import { fill, h } from "./dom.js";
+import { button, field, problemBox, refused, textInput, toast, unique } from "./ui.js";
+
+/**
+ * A dialog with `elements` and a button that runs `act`. A text that `act` returns, or its error, stays in the dialog; a
+ * function that it returns runs after the dialog closed. `act` gets a signal, which is aborted when the dialog closes. Returns
+ * the dialog with its button `go`.
+ */
+export function ask(title, yes, elements, act, kind = "primary") {
+  const go = h("button", { type: "submit", class: `button ${kind}` }, yes);
+  const wrong = h("div");
+  const leaving = new AbortController();
+  const submit = async (event) => {
+    event.preventDefault();
+    go.disabled = true; // a second click would do it twice
+    try {
+      const result = await act(leaving.signal);
+      if (typeof result === "string") return fill(wrong, refused(result));
+      box.close();
+      if (typeof result === "function") result();
+    } catch (error) {
+      if (error.name !== "AbortError") fill(wrong, problemBox(error));
+    } finally {
+      go.disabled = false;
+    }
+  };
+  const cancel = h("button.button.plain", { type: "button", onClick: () => box.close() }, "Cancel");
+  const form = h("form.stack", { onSubmit: submit }, [elements, wrong, h("div.actions.end", [cancel, go])]);
+  const box = Object.assign(dialog(title, form), { go });
+  box.addEventListener("close", () => leaving.abort());
+  return box;
+}
+
+/** Ask for confirmation; resolves to true or false. `typed`: text that the user must type. `shown`: an element below the
+ * text. */
+export function confirmed(title, text, yes, { danger = true, typed, shown } = {}) {
+  return new Promise((resolve) => {
+    let sure = false;
+    const input = typed && textInput();
+    const asked = [h("p", text), shown, input && field(`Type “${typed}” to continue`, input)];
+    const box = ask(title, yes, asked, () => void (sure = true), danger ? "danger" : "primary");
+    box.go.disabled = Boolean(typed);
+    input?.addEventListener("input", () => (box.go.disabled = input.value !== typed));
+    box.addEventListener("close", () => resolve(sure));
+  });
+}
+
+/** A red button that asks before it runs `act`. `question()`: the arguments of `confirmed`. */
+export const careful = (label, question, act, props) =>
+  button(label, async () => (await confirmed(...question())) && (await act()), { kind: "danger", ...props });
+
+/** Open a modal dialog, and remove it when it closes. Escape, the backdrop and another page close it. The class "stays"
+ * keeps it on other pages, and the class "key" after a change of the key. */
+export function dialog(title, ...content) {
+  const id = unique("dialog");
+  const box = h("dialog.dialog", { "aria-labelledby": id }, [h("h2", { id }, title), ...content]);
+  let outside = false; // text selection that ends outside must not close the dialog
+  box.addEventListener("pointerdown", (event) => (outside = event.target === box && !within(box, event)));
+  box.addEventListener("click", (event) => outside && event.target === box && !within(box, event) && box.close("no"));
+  box.addEventListener("close", () => box.remove());
+  document.body.append(box);
+  box.showModal();
+  return box;
+}
+
+/** Close the dialogs of a page, or all dialogs if the `key` is removed. Open questions are answered with no. */
+export function closeDialogs({ key = false } = {}) {
+  for (const box of document.querySelectorAll(`dialog[open]:not(${key ? ".key" : ".stays"})`)) box.close("no");
+}
+
+function within(box, event) {
+  const { left, right, top, bottom } = box.getBoundingClientRect();
+  return event.clientX >= left && event.clientX <= right && event.clientY >= top && event.clientY <= bottom;
+}
+
+/** Show a secret once, in a dialog that stays open when the page reloads for a new key. */
+export function secretDialog(title, label, secret, text) {
+  const input = h("input", { type: "text", readOnly: true, value: secret, onFocus: () => input.select() });
+  const copy = async () => {
+    await navigator.clipboard.writeText(secret);
+    toast("Copied.");
+  };
+  const box = dialog(
+    title,
+    h("p", `Copy it now: it is shown only once. ${text}`),
+    h("div.token", field(label, input)),
+    h("div.actions.end", [
+      button("Copy", copy, { icon: "paste" }),
+      button("Done", () => box.close(), { kind: "primary" }),
+    ]),
+  );
+  // An accidental click or another page must not lose the secret.
+  box.classList.add("stays");
+  box.addEventListener("click", (event) => event.target === box && event.stopImmediatePropagation(), true);
+  input.focus();
+}
