@@ -107,9 +107,6 @@ bench-accuracy: setup
 bench-open-set: setup
 	$(BIN)/python -m bench.open_set
 
-bench-overload: setup
-	$(BIN)/python -m bench.overload
-
 bench-gallery: setup
 	$(BIN)/python -m bench.gallery
 

@@ -1,9 +1,9 @@
-"""Compare GPU and CPU: equality of results, speed, and memory.
+"""Measure GPU and CPU: speed and memory. tests/models/runtime/test_cuda_network.py compares their results.
 
 Prints tables, and writes bench/results/gpu-NAME.json for each part. Without a GPU it reports that and exits with 0.
 docs/scale.md explains the figures.
 
-    python -m bench.gpu [parity embedding detector identity memory search] [--rehearse]
+    python -m bench.gpu [embedding detector identity memory search] [--rehearse]
 """
 
 from __future__ import annotations
@@ -26,17 +26,14 @@ from bench.common import CACHE, RESULTS, figures_table, ratios, say, write
 from bench.gallery import K, gallery, recalls, speed
 from bench.load import Generator, Order, look_at, multipart
 from bench.machine import about
-from bench.photos import gallery_of, groups, lfw_or_exit, lfw_probes, people, read
+from bench.photos import gallery_of, groups, lfw_or_exit, lfw_probes, people
 from bench.servers import GALLERY, kith_server
 from models.engines.selection import GPU_CANVAS_SIDES_PX, PHOTO_BATCH_SIZES, open_on_device
 from models.errors import RuntimeUnavailableError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.cuda_network import CudaNetwork, Device, diagnose_cuda, visible_gpus
 from models.runtime.network import Float
-from models.runtime.onnx_runtime import BATCH_BUCKETS, OnnxNetwork
-from models.vision.alignment import align
-from models.vision.detection import Detections, Detector
-from models.vision.recognition import Recognizer
+from models.runtime.onnx_runtime import BATCH_BUCKETS
 from service.index.faiss_structures import exact, similarities_at, trainer_for
 from service.index.protocol import Kind
 
@@ -112,49 +109,6 @@ def _gpus() -> list[str]:
 def _smi(fields: str) -> list[str]:
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()
-
-
-def parity(plan: Plan, _: Path) -> list[Row]:
-    """Compare GPU and CPU on the same photos: paired boxes, vectors of the same crops, and each node's provider."""
-    pack, data = load_pack(BUNDLED_PACK), lfw_or_exit().parent
-    photos = [read(person.photos[0]) for person in people(data)[: plan.photos]]
-    specs = (pack.detection, pack.recognition)
-    opened = [open_on_device(spec, plan.device) for spec in specs]
-    opened_here = [OnnxNetwork(spec.path, "CPUExecutionProvider") for spec in specs]
-    detectors = [Detector(net, pack.detection, buckets=GPU_CANVAS_SIDES_PX) for net in (opened[0], opened_here[0])]
-    there, here = ([faces for photo in photos for faces in detector.detect([photo])] for detector in detectors)
-    shifts, alone = _paired(there, here)
-    found = [(photo, faces) for photo, faces in zip(photos, here, strict=True) if len(faces)]
-    crops = np.stack([align(photo, faces.landmarks_xy[:1])[0] for photo, faces in found])
-    vectors = [Recognizer(network, pack.recognition).embed(crops) for network in (opened[1], opened_here[1])]
-    cosines = (vectors[0] * vectors[1]).sum(1)
-    return [
-        {"what": "box, pixels", "worst": float(max(shifts)), "median": float(np.median(shifts)), "goal": 0.5},
-        {
-            "what": "cosine of vectors",
-            "worst": float(cosines.min()),
-            "median": float(np.median(cosines)),
-            "goal": 0.999,
-        },
-        {"what": f"faces that only one found, of {sum(map(len, here))}", "worst": alone, "goal": 0},
-        *(
-            {"what": f"nodes of {task}: {network.placement(_noise((1, 3, side, side)))}", "worst": network.describe()}
-            for task, network, side in zip(("detection", "recognition"), opened, (256, SIDE_PX), strict=True)
-        ),
-    ]
-
-
-def _paired(there: Sequence[Detections], here: Sequence[Detections]) -> tuple[list[float], int]:
-    """Return the distance in pixels from each box to the nearest reference box, and the number of faces without a
-    partner within 10 pixels."""
-    shifts, alone = [], 0
-    for a, b in zip(there, here, strict=True):
-        alone += abs(len(a) - len(b))
-        for box in b.boxes_xyxy if len(a) else []:
-            shift = float(np.abs(a.boxes_xyxy - box).max(1).min())
-            alone += shift >= 10
-            shifts += [shift] if shift < 10 else []
-    return shifts, alone
 
 
 def embedding(plan: Plan, _: Path) -> list[Row]:
@@ -286,7 +240,7 @@ def _noise(shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 PARTS: Final[dict[str, Callable[[Plan, Path], list[Row]]]] = {
-    part.__name__: part for part in (parity, embedding, detector, identity, memory, search)
+    part.__name__: part for part in (embedding, detector, identity, memory, search)
 }
 
 if __name__ == "__main__":

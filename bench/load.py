@@ -59,8 +59,8 @@ class Tally:
         return self.statuses[200]
 
     def figures(self) -> dict[str, float]:
-        """Return rates, latencies of answers, failures, and cores that the generator used."""
-        p50, p95, p99 = np.percentile(self.latencies_ms[200], (50, 95, 99)).tolist()
+        """Return rates, latencies of answers (NaN without any), failures, and cores that the generator used."""
+        p50, p95, p99 = np.percentile(self.latencies_ms.get(200, [np.nan]), (50, 95, 99)).tolist()
         return {
             "photos_per_s": self.answered / self.seconds,
             "faces_per_s": self.faces / self.seconds,

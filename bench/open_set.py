@@ -1,8 +1,7 @@
 """Compare requested with measured FPIR on photos of many kinds, with three recognizers.
 
 Domains and sets are those of `bench.risk_trials` and `bench.risk_photos`. Decisions are those of the service's own
-functions. One gallery is also enrolled and searched over HTTP, which must decide in the same way. Prints, and writes
-bench/results/open_set.md and .json.
+functions. Prints, and writes bench/results/open_set.md and .json.
 
     python -m bench.open_set [--draws 8] [--cache runs/cache] [--quick] [--packs NAME...]
 """
@@ -12,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -33,21 +31,12 @@ from bench.risk_trials import (
     Outcome,
     draws,
     group_rates,
-    identified,
     judge,
-    risk_of,
-    search,
 )
-from kith import Kith
-from kith.wire.photos import MAX_EMBEDDINGS
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.pack.writing import replace_calibration
 from models.risk.calibration import Calibration
-from service.domain.outcomes import RiskTarget
-from service.risk.threshold import thresholds_for
-from service.server import embedded
-from service.settings import load_settings
 from training.evaluation.embedding import Embedder
 from training.export.calibrate import calibrate
 
@@ -62,7 +51,6 @@ MAX_LOSS: Final = 0.02
 MAX_PROMISE_ERROR: Final = 0.05
 MIN_TEMPLATES_OF_PROMISE: Final = 2
 CLEAN: Final[tuple[Group, ...]] = ("LFW", "CFP", "other collections")
-BATCH: Final = 1000
 SEED: Final = 1000
 GROUP_SIZES: Final = (12, 25, 50, 100, 300)
 
@@ -113,11 +101,6 @@ def main() -> None:
         rows = [
             row for name in sets for row in measure(name, sets[name], calibration_of(packs[name]), DOMAINS, count, SEED)
         ]
-        for name in sets:
-            differing = over_http(packs[name], sets[name], Path(folder) / f"http-{name}")
-            say(f"{name}: {differing} decisions over HTTP differ")
-            if differing:
-                sys.exit("the service over HTTP decides differently from its functions")
     groups = adult_groups(lfw.parent)
     worst = [
         row
@@ -212,28 +195,6 @@ def worst_groups(
         over = rates[group] / float(np.mean(list(rates.values())))
         found.append({"pack": pack, "people": size, "group": group, "over_mean": round(over, 4)})
     return found
-
-
-def over_http(pack: ModelPack, sets: Mapping[str, Faces], folder: Path, people: int = 300) -> int:
-    """Search a gallery through a real server, at 1 %; count strangers with another decision than that of the service's
-    functions."""
-    (drawn,) = draws(sets, DOMAINS[0], 1, people, 1, 0)
-    _, known = risk_of(drawn.snapshot, calibration_of(pack))
-    thresholds = thresholds_for(RiskTarget("fpir", 0.01), known, people)
-    expected = identified(search(drawn.snapshot, drawn.strangers), thresholds, known, people) >= 0
-    own = {"data_dir": folder, "pack": pack.directory, "log_level": "WARNING"}
-    settings = load_settings(**own, database_url=None, api_key=None)
-    found = []
-    with embedded(settings) as url, Kith(url) as kith:
-        kith.create_gallery("people", risk={"fpir": 0.01})
-        for i, vector in enumerate(drawn.snapshot.vectors):
-            kith.enroll("people", f"{i:04d}", embeddings=[vector], allow_duplicate=True)
-        kith.calibrate("people", 0.01)
-        for start in range(0, len(expected), MAX_EMBEDDINGS):
-            batch = slice(start, start + MAX_EMBEDDINGS)
-            results = kith.identify("people", embeddings=list(drawn.strangers[batch]), top_k=1).results
-            found += [result.outcome == "identified" for result in results]
-    return int((np.array(found) != expected).sum())
 
 
 # Reporting

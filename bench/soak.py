@@ -20,9 +20,7 @@ Prints, and writes bench/results/soak.json and .md; exits 1 if a criterion fails
 from __future__ import annotations
 
 import argparse
-import io
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -40,7 +38,6 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import numpy as np
-from PIL import Image
 
 from bench.common import RESULTS, figures_table, say, table, write
 from bench.load import Generator, Order, look_at, multipart
@@ -48,7 +45,7 @@ from bench.machine import commit, machine
 from bench.memory import scaled
 from bench.photos import lfw_or_exit, people
 from bench.servers import START_S, STOP_S
-from bench.soak_load import DIFFERENT, PEOPLE, Asking, Book, Client, Known, Mover, Nuisance, Photos, search, with_key
+from bench.soak_load import DIFFERENT, PEOPLE, Asking, Book, Client, Known, Mover, Photos, search, with_key
 from kith import Kith
 from models.pack.loading import BUNDLED_PACK
 from tests.databases import ENVIRONMENT
@@ -140,9 +137,6 @@ class Replica(Server):
         done = subprocess.run(program, env=self._environment, capture_output=True, text=True)
         return done.stdout + done.stderr if done.returncode else ""
 
-    def dumps_nothing(self) -> bool:
-        return resource.prlimit(self._process.pid, resource.RLIMIT_CORE) == (0, 0)
-
     def complaints(self) -> list[str]:
         """Return the log lines of unexpected errors."""
         lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -224,12 +218,8 @@ def soak(plan: Plan, data: Path, database_url: str | None) -> Figures:
             for i in range(plan.clients)
         ]
         mover = Mover(Asking(pair, book, random.Random(-1)), moved)
-        load: list[Client | Mover | Nuisance] = [
-            *clients,
-            mover,
-            Nuisance(pair, book, photos.others, random.Random(-2)),
-        ]
-        with Generator() as generator, ThreadPoolExecutor(plan.clients + 2) as threads:
+        load: list[Client | Mover] = [*clients, mover]
+        with Generator() as generator, ThreadPoolExecutor(plan.clients + 1) as threads:
             send_burst = partial(burst, pair.living, generator, photos, book)
             for number in range(plan.rounds):
                 run_round(number, plan, pair, load, threads, send_burst, series)
@@ -265,17 +255,14 @@ def the_photos(url: str, faces: Sequence[Known], data: Path, plan: Plan, chance:
             kith.enroll(PEOPLE, subject, known.photo, allow_duplicate=True, allow_low_quality=True)
     everybody = people(data)
     others = [scaled(chance.choice(everybody).photos[0], chance) for _ in range(plan.others)]
-    whole = theirs[0][1].photo
-    Image.new("RGB", (64, 64)).save(header := io.BytesIO(), "PNG")
-    broken = [whole[: len(whole) // 2], whole[:100], chance.randbytes(20_000), b"", header.getvalue()[:60]]
-    return Photos(theirs, faces[plan.fixed : 2 * plan.fixed], others, broken)
+    return Photos(theirs, faces[plan.fixed : 2 * plan.fixed], others)
 
 
 def run_round(
     number: int,
     plan: Plan,
     pair: Pair,
-    load: Sequence[Client | Mover | Nuisance],
+    load: Sequence[Client | Mover],
     threads: ThreadPoolExecutor,
     send_burst: Callable[[], dict[str, int]],
     series: Series,
@@ -330,7 +317,6 @@ def at_rest(replica: Replica, seconds: float) -> Reading:
 
 def ends(pair: Pair, folder: Path, book: Book) -> None:
     for replica in pair.both:
-        book.must(replica.dumps_nothing(), "a server's memory may be written to the disk")
         book.must(replica.stop(), "a server did not stop on SIGTERM")
     for command in (("doctor",), ("audit", "verify")):
         book.must(not (finding := pair.living.found_by(*command)), f"kith {' '.join(command)}: {finding}")

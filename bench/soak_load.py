@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import random
-import socket
 import threading
 import time
 import uuid
@@ -21,12 +20,10 @@ from operator import methodcaller
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol, Self, TypeVar
-from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import numpy as np
 
-from bench.load import HOST, multipart
 from kith import Kith, KithClientError
 from kith.options import ArchiveOptions
 from kith.wire.common import Scope
@@ -46,10 +43,8 @@ DIFFERENT: Final = 0.93
 REFUSALS: Final = {(503, "overloaded"), (503, "storage_busy"), (504, "deadline_exceeded")}
 """Statuses that are normal under this load: the client retries."""
 ALLOWED: Final[dict[str, Any]] = {"allow_inconsistent": True, "allow_duplicate": True}
-NO_PHOTO: Final = {"image_empty", "image_format", "image_damaged"}
 PATIENCE_S: Final = 120.0
 PAUSE_S: Final = 0.1
-SLOW_PARTS: Final = 10
 GONE: Final = 20
 """Number of deleted vectors and photos that are searched for again later."""
 Answer = TypeVar("Answer")
@@ -165,19 +160,17 @@ class Subject:
     id: str
     face: Known
     templates: dict[str, Probe] = field(default_factory=dict)
-    metadata: dict[str, Any] = field(default_factory=dict)
     exists: bool = False
 
 
 @dataclass(frozen=True)
 class Photos:
     """``theirs``: photos of permanently enrolled subjects; ``strangers``: of people who are not enrolled; ``others``:
-    of any size and number of faces; ``broken``: invalid images."""
+    of any size and number of faces."""
 
     theirs: Sequence[tuple[str, Known]]
     strangers: Sequence[Known]
     others: Sequence[bytes]
-    broken: Sequence[bytes]
 
 
 class Client:
@@ -196,15 +189,10 @@ class Client:
             self.identify_gone: 4,
             self.embed: 4,
             self.detect: 6,
-            self.verify: 4,
-            self.send_no_photo: 2,
             self.enroll_photo: 4,
             self.enroll_vectors: 4,
-            self.describe: 2,
-            self.move: 1,
             self.delete_template: 3,
             self.delete_subject: 2,
-            self.knock: 1,
         }
 
     def run(self, until: float) -> None:
@@ -266,28 +254,6 @@ class Client:
         (found,) = self._ask("detect", lambda kith: kith.detect(photo)).images
         self.book.must(found.error is None and bool(found.width), f"a photo could not be read: {found.error}")
 
-    def verify(self) -> None:
-        (name, one), (_, other) = self._chance.sample(self._photos.theirs, 2)
-        same = self._chance.random() < 0.5
-        probe = one.photo if same else other.photo
-        against: Any = (PEOPLE, name) if self._chance.random() < 0.5 else one.photo
-        answer = self._ask("verify", lambda kith: kith.verify(probe, against, risk={"threshold": SAME}))
-        self.book.must(
-            (answer.outcome == "same") == same or answer.outcome == "rejected_quality",
-            f"{'one' if same else 'two'} taken for {answer.outcome}, {answer.similarity}",
-        )
-
-    def send_no_photo(self) -> None:
-        payload = self._chance.choice(self._photos.broken)
-        code = self._refused("no photo", lambda kith: kith.detect(payload))
-        self.book.must(code in NO_PHOTO, f"to what is no photo the answer was {code}")
-
-    def knock(self) -> None:
-        """Query a gallery that comes and goes, and that the key does not allow."""
-        name = BULK + str(self._chance.randrange(5))
-        code = self._refused("another's gallery", lambda kith: kith.gallery(name))
-        self.book.must(code == "gallery_not_found", f"another's gallery: {code}")
-
     # Writes: the next search on either server sees each one
 
     def enroll_photo(self) -> None:
@@ -316,28 +282,6 @@ class Client:
                 subject.exists = True
                 subject.templates[result.template] = probe
                 self._search(probe, subject.id)
-
-    def describe(self) -> None:
-        subject = self._chance.choice(self.subjects)
-        metadata = {"floor": self._chance.randrange(10), "note": self._chance.randbytes(8).hex()}
-        self._ask("describe", lambda kith: kith.put_subject(PEOPLE, subject.id, subject.id.title(), metadata, ["soak"]))
-        subject.exists = True
-        found = self._ask("look up", lambda kith: kith.subject(PEOPLE, subject.id))
-        told = (found.name, found.metadata, found.tags, found.template_count)
-        expected = (subject.id.title(), metadata, ["soak"], len(subject.templates))
-        self.book.must(told == expected, f"a subject is {told} and was made {expected}")
-
-    def move(self) -> None:
-        """Move a subject's only template to an empty subject, which then shows this face."""
-        filled = [s for s in self.subjects if len(s.templates) == 1]
-        empty = [s for s in self.subjects if s.exists and not s.templates]
-        if filled and empty:
-            subject, to = self._chance.choice(filled), self._chance.choice(empty)
-            ((template, probe),) = subject.templates.items()
-            self._ask.unless(404, "move", lambda kith: kith.move_template(PEOPLE, subject.id, template, to.id))
-            to.templates[template] = subject.templates.pop(template)
-            subject.face, to.face = to.face, subject.face
-            self._search(probe, to.id)
 
     def delete_template(self) -> None:
         filled = [subject for subject in self.subjects if subject.templates]
@@ -430,38 +374,6 @@ class Mover:
                 self._book.must(result.subject == name, f"in {gallery} {result.subject} was found, not {name}")
         for name in (first, second):
             ask.unless(404, "delete gallery", methodcaller("delete_gallery", name))
-
-
-class Nuisance:
-    """Clients that disconnect after half a request or a whole one, and slow clients."""
-
-    def __init__(self, replicas: Replicas, book: Book, photos: Sequence[bytes], chance: random.Random) -> None:
-        self._replicas, self._book, self._photos, self._chance = replicas, book, photos, chance
-
-    def run(self, until: float) -> None:
-        while time.monotonic() < until:
-            url = urlsplit(self._chance.choice(self._replicas.urls))
-            request = with_key(multipart("/v1/detect", self._chance.choice(self._photos)), self._replicas.api_key)
-            kind = self._chance.choice(["leaves halfway", "leaves", "is slow"])
-            try:
-                with socket.create_connection((HOST, url.port or 0), timeout=PATIENCE_S) as connection:
-                    self._send(kind, connection, request)
-                self._book.answered(kind, 0, time.monotonic(), "done")
-            except OSError:
-                self._book.answered(kind, 0, time.monotonic(), "server away")
-            threading.Event().wait(PAUSE_S)
-
-    def _send(self, kind: str, connection: socket.socket, request: bytes) -> None:
-        if kind == "leaves halfway":
-            request = request[: self._chance.randrange(1, len(request))]
-        if kind != "is slow":
-            connection.sendall(request)
-            return
-        step = len(request) // SLOW_PARTS + 1
-        for start in range(0, len(request), step):
-            connection.sendall(request[start : start + step])
-            threading.Event().wait(PAUSE_S)
-        connection.recv(1 << 16)
 
 
 def with_key(request: bytes, api_key: str) -> bytes:

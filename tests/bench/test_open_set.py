@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from bench.open_set import (
     Row,
     calibration_of,
     goals,
-    over_http,
 )
 from bench.risk_photos import QUALITY, SAME_PEOPLE, Faces, rows_of, with_one_name
 from bench.risk_trials import FPIR, Domain, draws, equal_weights, identified, judge, risk_of, search
@@ -109,11 +107,6 @@ def test_a_missed_goal_is_named() -> None:
         assert missed[0].endswith(expected)
     assert "\n- " not in goals([row(people=12, high=3.0)])
     assert "\n- " not in goals([row(templates=1, promised_fnir=0.9)])
-
-
-def test_http_decides_as_the_functions(pack: ModelPack, rng: np.random.Generator, tmp_path: Path) -> None:
-    sets = {"lfw": simulated(rng, several=70, strangers=400)["faces"]}
-    assert over_http(pack, sets, tmp_path, people=60) == 0
 
 
 def test_each_person_has_one_name(rng: np.random.Generator) -> None:

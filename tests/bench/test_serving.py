@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 
 import pytest
@@ -31,6 +32,12 @@ def test_a_cell() -> None:
     assert figures["generator_cores"] == 0.25
     assert figures["cpu_ms_per_photo"] == pytest.approx(1000 * 0.27 / 135)
     assert figures["rss_mb"] == 200
+
+
+def test_a_short_window_may_have_no_answer() -> None:
+    figures = Tally(0.1, latencies_ms={503: [0.1]}).figures()
+    assert (figures["photos_per_s"], figures["failed"]) == (0, 1)
+    assert math.isnan(figures["p99_ms"])
 
 
 def test_systems_take_turns_and_ratios_are_of_a_round() -> None:

@@ -54,7 +54,7 @@ def client(server: str, kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray
     kith.create_gallery(PEOPLE)
     book = Book()
     with Asking(One(server), book, random.Random(0)) as ask:
-        client = Client(0, ask, [mine], Photos([("fixed-0", theirs)], [], [], []))
+        client = Client(0, ask, [mine], Photos([("fixed-0", theirs)], [], []))
         client.enroll_photo()
         client.identify_mine()
         assert book.wrong == []
