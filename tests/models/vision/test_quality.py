@@ -18,7 +18,9 @@ def test_the_gate_names_each_defect_and_passes_a_good_photo(detector: Detector, 
     (faces,) = detector.detect([astronaut])
     (crop,) = align(astronaut, faces.landmarks_xy[:1])
     points, gate = faces.landmarks_xy[0], QualityGate()
-    assert gate.reasons(measure_quality(crop, points)) == []
+    sound = measure_quality(crop, points)
+    assert gate.reasons(sound) == []
+    assert sound.as_dict()["score"] == round(sound.score, 3) > 0.9
     for reason, altered, scale in (
         ("sharpness", np.asarray(cv2.GaussianBlur(crop, (0, 0), 6), np.uint8), 1.0),
         ("brightness", (crop * 0.1).astype(np.uint8), 1.0),
@@ -67,23 +69,3 @@ def test_the_score_is_the_product_of_all_factors() -> None:
         assert all(0 <= score <= 1 for score in scores), name
     assert replace(GOOD, brightness=255.0).score == 0
     assert replace(GOOD, pitch=1.0, roll_deg=90.0).score == GOOD.score
-
-
-def test_damage_lowers_the_score(detector: Detector, astronaut: NDArray[np.uint8]) -> None:
-    (faces,) = detector.detect([astronaut])
-    points = faces.landmarks_xy[0]
-
-    def score(photo: NDArray[np.uint8], scale: float = 1.0) -> float:
-        return measure_quality(align(photo, points[None] * scale)[0], points * scale).score
-
-    sound = score(astronaut)
-    assert sound > 0.9
-    assert measure_quality(align(astronaut, points[None])[0], points).as_dict()["score"] == round(sound, 3)
-    for damaged in (
-        np.asarray(cv2.GaussianBlur(astronaut, (0, 0), 12), np.uint8),
-        (astronaut * 0.15).astype(np.uint8),
-        (astronaut * 0.1 + 115).astype(np.uint8),
-    ):
-        assert score(damaged) < 0.7 * sound
-    tiny = np.asarray(cv2.resize(astronaut, None, fx=0.05, fy=0.05, interpolation=cv2.INTER_AREA), np.uint8)
-    assert score(tiny, 0.05) < 0.7 * sound

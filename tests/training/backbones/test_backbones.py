@@ -109,10 +109,22 @@ def multiply_adds(backbone: nn.Module) -> int:
     return total
 
 
-def test_iresnet100_costs_what_is_published() -> None:
-    """Open Model Zoo, face-recognition-resnet100-arcface-onnx: 24.2115 GFLOPs, two to a multiply-add."""
+@pytest.mark.parametrize(
+    ("name", "published", "rel"),
+    [
+        # Open Model Zoo, face-recognition-resnet100-arcface-onnx: 24.2115 GFLOPs, two to a multiply-add.
+        ("iresnet100", 24.2115e9 / 2, 2e-3),
+        # InsightFace's ViT-S and ViT-B: its GFLOPs are multiply-adds.
+        ("vit_s", 5.7e9, 0.06),
+        ("vit_b", 11.4e9, 0.06),
+    ],
+)
+def test_networks_cost_what_is_published(name: BackboneName, published: float, rel: float) -> None:
     with torch.device("meta"):
-        assert 2 * multiply_adds(IResNet(DEPTHS["iresnet100"])) / 1e9 == pytest.approx(24.2115, rel=2e-3)
+        network = build_backbone(BackboneConfig(name, embedding_dim=512))
+        with FlopCounterMode(display=False) as counter:
+            network.eval()(torch.empty(1, 3, 112, 112))
+    assert counter.get_total_flops() / 2 == pytest.approx(published, rel=rel)
 
 
 def test_mobilefacenet_costs_what_is_published() -> None:
@@ -209,16 +221,6 @@ def test_checkpointed_blocks_save_memory(name: BackboneName) -> None:
     whole = saved_bytes(backbone)
     checkpoint_blocks(backbone)
     assert saved_bytes(backbone) < 0.5 * whole
-
-
-def test_vits_have_their_published_costs() -> None:
-    """5.7 and 11.4 GFLOPs of InsightFace's ViT-S and ViT-B are multiply-adds."""
-    for name, published in (("vit_s", 5.7e9), ("vit_b", 11.4e9)):
-        with torch.device("meta"):
-            network = build_backbone(BackboneConfig(name, embedding_dim=512))  # type: ignore[arg-type]
-            with FlopCounterMode(display=False) as counter:
-                network.eval()(torch.empty(1, 3, 112, 112))
-        assert counter.get_total_flops() / 2 == pytest.approx(published, rel=0.06), name
 
 
 def test_a_vit_trains_and_drops_whole_branches() -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import re
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,24 +113,6 @@ def test_a_stopped_run_saves_a_checkpoint_and_says_how_to_resume(
     with pytest.raises(RunInterruptedError, match=r"stopped at step 5 of 12\. .* kith-train resume .*/run"):
         train_recognizer(config)
     assert load_checkpoint(tmp_path / "run" / "checkpoint.pt")["step"] == len(losses(tmp_path / "run")) == 5
-
-
-@pytest.mark.long
-def test_a_stopped_command_ends_with_130(tmp_path: Path) -> None:
-    folder = write_people(tmp_path / "people", side=112)
-    command = [str(Path(sys.executable).parent / "kith-train"), "run", "smoke", "--data", str(folder), "--folder"]
-    command += ["--threads", "1", "--set", "loop.checkpoint_seconds=600", "--set", "loop.batch_size=8"]
-    command += ["--epochs", "4000", "--output", str(tmp_path / "run")]
-    environment = {**os.environ, "PYTHONWARNINGS": ""}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as run:
-        log = tmp_path / "run" / "losses.csv"
-        while run.poll() is None and not (log.exists() and len(log.read_text().splitlines()) > 4):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                run.wait(0.05)
-        run.send_signal(signal.SIGINT)
-        _, said = run.communicate(timeout=60)
-    assert run.returncode == 130, said
-    assert "kith-train resume" in " ".join(said.split())
 
 
 def test_parts_of_a_batch_give_the_gradient_of_the_batch(tmp_path: Path) -> None:

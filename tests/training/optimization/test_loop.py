@@ -122,12 +122,18 @@ def test_every_term_trains_beside_a_head(folder: Path, tmp_path: Path, term: str
 @pytest.mark.parametrize(
     "settings",
     [
-        {"loop.optimizer": "adamw", "loop.learning_rate": "0.001", "loop.schedule": "poly"},
+        # A batch of four, so that a step does not use all six classes.
+        {"loop.optimizer": "adamw", "loop.learning_rate": "0.001", "loop.schedule": "poly"}
+        | {"loop.class_sampling": "0.5", "loop.batch_size": "4", "head.name": "cosface"},
         {"head.name": "elasticface", "terms.center": "0.01", "terms.ring": "0.01"},
         {"loop.gradient_checkpointing": "true", "loop.precision": "bf16", "data.images_per_person": "2"},
-        # A batch of four, so that a step does not use all six classes.
-        {"loop.precision": "fp16", "loop.class_sampling": "0.5", "loop.batch_size": "4", "head.name": "cosface"},
-        {"loop.class_sampling": "0.5", "loop.sharded_checkpoint": "true", "head.name": "cosface"},
+        {"loop.precision": "fp16", "head.name": "cosface"},
+        {
+            "loop.class_sampling": "0.5",
+            "loop.sharded_checkpoint": "true",
+            "loop.batch_size": "4",
+            "head.name": "cosface",
+        },
     ],
     ids=["adamw", "drawn_margins", "checkpointing", "fp16", "shards"],
 )
@@ -219,16 +225,6 @@ def test_a_non_finite_loss_stops_the_run_and_names_the_cause(folder: Path, tmp_p
     with pytest.raises(NonFiniteLossError, match=r"step 0: stem\.0\.weight, embeddings of rows \[\d+"):
         fit(backbone, build_objective(config, data.num_classes), data, config)
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
-
-
-def test_bf16_learns_as_fp32_does(folder: Path, tmp_path: Path) -> None:
-    for precision in ("fp32", "bf16"):
-        config = gentle(tiny_run(folder, tmp_path / precision, epochs=4, precision=precision))
-        train_recognizer(config)
-    exact, rounded = (np.array([float(v) for _, v in losses(tmp_path / p)]) for p in ("fp32", "bf16"))
-    assert abs(exact - rounded).max() < 0.05 * exact.max()
-    assert not np.array_equal(exact, rounded)
-    assert exact[-3:].mean() < exact[:3].mean()
 
 
 def test_a_compiled_backbone_trains_equally(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

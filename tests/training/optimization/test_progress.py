@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import subprocess
-import sys
-import termios
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.training.runs import write_people
 from training.config import HeadConfig
 from training.losses import HEADS, PartialFC, build_head
 from training.optimization.progress import Progress
 from training.progress import track
 
 VALUES = {"loss": 4.25, "learning_rate": 0.09, "scale": 20.0, "target_angle_deg": 61.4, "accuracy": 0.125, "other": 1.0}
-LINE = r"epoch 4/4, step 12/12, 00:00 left, rate \S+, loss \S+, angle \d+°, accuracy \d+\.\d%, *[\d.]+img/s"
 
 
 def test_a_file_gets_a_line_now_and_then_and_at_the_end(
@@ -58,31 +51,6 @@ def test_long_work_logs_a_line_now_and_then(caplog: pytest.LogCaptureFixture, mo
     assert lines == [
         f"detect: {n} of 100 photos, {left} left" for n, left in ((30, "01:10"), (60, "00:40"), (90, "00:10"))
     ]
-
-
-@pytest.mark.long
-def test_the_command_shows_its_progress(tmp_path: Path) -> None:
-    """In a file by log lines, on a terminal by one line that is rewritten."""
-    folder = write_people(tmp_path / "people", side=112)
-    command = [str(Path(sys.executable).parent / "kith-train"), "run", "smoke", "--data", str(folder), "--folder"]
-    command += ["--epochs", "4", "--threads", "1", "--set", "loop.batch_size=8", "--set", "data.max_identities=6"]
-    command += ["--set", "loop.precision=fp32", "--output"]
-    done = subprocess.run([*command, str(tmp_path / "a")], capture_output=True, text=True, timeout=120, check=True)
-    assert len(re.findall(LINE, " ".join(done.stderr.split()))) == 1
-    leader, follower = os.openpty()
-    termios.tcsetwinsize(leader, (24, 120))
-    with subprocess.Popen([*command, str(tmp_path / "b")], stdout=subprocess.DEVNULL, stderr=follower) as running:
-        os.close(follower)
-        shown = b""
-        while True:
-            try:
-                shown += os.read(leader, 4096)
-            except OSError:  # the terminal is closed
-                break
-        assert running.wait(120) == 0
-    os.close(leader)
-    assert re.search(LINE, shown.decode())
-    assert shown.count(b"\r") > shown.count(b"\n")
 
 
 @pytest.mark.parametrize("name", sorted(HEADS.keys() - {"coco", "agents", "none"}))
