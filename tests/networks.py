@@ -61,6 +61,17 @@ def color_network(
     return path
 
 
+def flat_network(path: Path) -> Path:
+    """Write a network of 2x2 images with two equal outputs of all numbers, without a batch axis."""
+    nodes = [helper.make_node("Reshape", ["x", "shape"], [name]) for name in "ab"]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [12, 1]) for name in "ab"]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2, 2])]
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [-1, 1])
+    graph = helper.make_graph(nodes, "flat", inputs, outputs, [shape])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
 def scrfd_network(
     path: Path,
     height: Side = "height",

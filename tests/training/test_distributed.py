@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,20 +39,6 @@ COMMON = {
     # Clipping would hide a common factor of all gradients.
     "loop.gradient_clip": "0",
 }
-TIMEOUT_S = 150
-ENVIRONMENT = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "", "OMP_NUM_THREADS": "1"}
-
-
-def two_ranks(folder: Path, output: Path, settings: dict[str, str]) -> None:
-    scripts = Path(sys.executable).parent
-    command = [str(scripts / "torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python"]
-    command += [str(scripts / "kith-train"), "run", "smoke", "--data", str(folder), "--folder", "--threads", "1"]
-    command += ["--output", str(output)]
-    for key, value in settings.items():
-        command += ["--set", f"{key}={value}"]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, timeout=TIMEOUT_S, check=False)
-    said = [line for line in done.stderr.decode().splitlines() if "img/s" not in line]
-    assert done.returncode == 0, "\n".join(said)
 
 
 def test_gradients_of_the_head_are_exchanged_while_those_of_the_backbone_are_computed(
@@ -93,7 +76,7 @@ def test_gradients_of_the_head_are_exchanged_while_those_of_the_backbone_are_com
 def test_ranks_validate_together(tmp_path: Path) -> None:
     """Figures are those of the saved network in one process. The ranks' own batch statistics differ."""
     settings = {**COMMON, "data.held_out_photos": "0.5", "loop.learning_rate": "0.05"}
-    two_ranks(write_people(tmp_path / "people"), tmp_path / "two", settings)
+    finish(start(2, smoke(write_people(tmp_path / "people"), tmp_path / "two").overridden(settings)))
     with (tmp_path / "two" / "validation.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     config = read_run_config(tmp_path / "two")

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import cv2
 import httpx2 as httpx
@@ -100,15 +99,11 @@ def _small_lfw(source: Path, target: Path) -> None:
     (target / "landmarks_yunet.csv").write_text("\n".join(rows) + "\n")
 
 
-def _small_annotated(source: Path, target: Path, wanted: Mapping[Any, int]) -> None:
+def _small_annotated(source: Path, target: Path, wanted: Mapping[str, int]) -> None:
     target.mkdir(parents=True)
     (target / "images").symlink_to(source / "images")
     lines = (source / "annotations.jsonl").read_text().splitlines()
-    kept = [
-        line
-        for split, count in wanted.items()
-        for line in [one for one in lines if split is None or json.loads(one).get("split") == split][:count]
-    ]
+    kept = [line for s, n in wanted.items() for line in [each for each in lines if json.loads(each)["split"] == s][:n]]
     (target / "annotations.jsonl").write_text("\n".join(kept) + "\n")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -75,19 +74,6 @@ def test_the_fastest_accurate_precision_is_chosen(
     choice = choose_engine(spec(int8), preference, available)
     assert (choice.engine, choice.precision) == (engine, precision)
     assert choice.reason
-
-
-def test_only_other_packs_are_opened_in_every_shape(tmp_path: Path) -> None:
-    """Compiled shapes take memory, and the bundled pack needs no check."""
-    copied = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
-    compiled = []
-    for folder in (BUNDLED_PACK, copied):
-        pack = load_pack(folder)
-        for part in (pack.detection, pack.recognition):
-            network = open_network(part, EnginePreference(engine="openvino", precision="fp32"))
-            assert isinstance(network, OpenVinoNetwork)
-            compiled.append(len(network._compiled))
-    assert compiled == [1, 1, 3, 2]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.verification import run_networks
 from models.vision.alignment import insightface_alignment, similarity_transforms
 from service.cli.tools.doctor import diagnose
-from service.server import embedded
 from service.settings import load_settings
 from tests.networks import color_network
 
@@ -142,10 +141,8 @@ def test_crops_match_insightface(side: int, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(similarity_transforms(landmarks[None], alignment)[0], theirs, atol=1e-4 * side)
 
 
-def test_the_service_names_what_it_ignores(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_service_names_what_it_ignores(folder: Path, tmp_path: Path) -> None:
     INSIGHTFACE_FILES["1k3d68.onnx"][0](folder / "1k3d68.onnx")
     settings = load_settings(pack=folder, data_dir=tmp_path / "data")
-    with embedded(settings):
-        assert "ignored 1k3d68.onnx of mine: a landmark network (192x192)" in caplog.text
     assert run_networks(folder).endswith("embeddings have 64 dimensions; ignored 1k3d68.onnx")
     assert "ignored: a landmark network (192x192)" in [c.detail for c in diagnose(settings) if c.what == "1k3d68.onnx"]

@@ -76,12 +76,6 @@ def test_clear_people_are_found_completely(pack: Calibration) -> None:
     assert [rows[0] for rows in groups] == sorted(rows[0] for rows in groups)
 
 
-def test_strangers_stay_alone(pack: Calibration) -> None:
-    vectors, _ = people(300, 1, seed=2)
-    groups = grouped(vectors, np.arange(300), pack, 0.01)
-    assert len(groups) >= 299
-
-
 def test_a_smaller_risk_needs_a_higher_similarity(pack: Calibration) -> None:
     vectors, owners = people(100, 3, seed=3)
     album = AlbumRisk.of(vectors, np.arange(len(owners)), nearest(vectors), pack)

@@ -19,6 +19,7 @@ from models.runtime.cuda_network import CUDA, CudaNetwork, Device, convert_to_fp
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import OnnxNetwork, available_providers, profile_nodes
 from models.vision.detection import Detector
+from tests.networks import flat_network
 
 HERE = Device("cuda") if CUDA in available_providers() and visible_gpus() else Device("cpu")
 CROP = (3, 112, 112)
@@ -126,14 +127,8 @@ def test_networks_that_overflow_fp16_run_in_fp32(tmp_path: Path, caplog: pytest.
 
 
 def test_outputs_without_a_batch_axis_are_kept_whole(tmp_path: Path, rng: np.random.Generator) -> None:
-    nodes = [helper.make_node("Reshape", ["x", "shape"], [name]) for name in "ab"]
-    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [-1, 1])
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [12, 1]) for name in "ab"]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2, 2])]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, [shape])
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "flat.onnx")
     photos = rng.random((2, 3, 2, 2)).astype(np.float32)
-    network = CudaNetwork(tmp_path / "flat.onnx", [(1, 3, 2, 2)], photos[:1], HERE)
+    network = CudaNetwork(flat_network(tmp_path / "flat.onnx"), [(1, 3, 2, 2)], photos[:1], HERE)
     assert np.allclose(network.run(photos)[0].reshape(2, 12), photos.reshape(2, 12), atol=1e-3)
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, save
 
 from models.errors import PackError, RuntimeUnavailableError
 from models.pack.loading import BUNDLED_PACK
 from models.pack.manifest import ModelPack
 from models.runtime.onnx_runtime import BATCH_BUCKETS, OnnxNetwork, available_cores, choose_bucket, split_batch
+from tests.networks import flat_network
 
 
 def test_batches_are_split_without_padding() -> None:
@@ -80,12 +80,6 @@ def test_no_file_appears_under_the_home_directory(tmp_path: Path) -> None:
 
 def test_outputs_without_a_batch_axis_are_kept_whole(tmp_path: Path, rng: np.random.Generator) -> None:
     """SCRFD exports of InsightFace return (n, k) without a batch axis."""
-    nodes = [helper.make_node("Reshape", ["x", "shape"], [name]) for name in "ab"]
-    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [-1, 1])
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [12, 1]) for name in "ab"]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2, 2])]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, [shape])
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "flat.onnx")
     photos = rng.random((2, 3, 2, 2)).astype(np.float32)
-    first, _ = OnnxNetwork(tmp_path / "flat.onnx").run(photos)
+    first, _ = OnnxNetwork(flat_network(tmp_path / "flat.onnx")).run(photos)
     assert np.array_equal(first.reshape(2, 12), photos.reshape(2, 12))

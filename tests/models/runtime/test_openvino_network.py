@@ -81,13 +81,6 @@ def test_what_is_fast_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_bf16
-def test_convolutions_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = openvino_network.has_fast_bf16()
-    monkeypatch.setattr(openvino_network, "_convolutions", lambda: pytest.fail("timed again"))
-    assert openvino_network.has_fast_bf16() is timed
-
-
-@needs_bf16
 def test_bf16_keeps_boxes_and_embeddings(group: NDArray[np.uint8], astronaut: NDArray[np.uint8]) -> None:
     pack = load_pack(BUNDLED_PACK)
     photos = [group, astronaut]

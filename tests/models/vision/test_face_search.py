@@ -219,17 +219,6 @@ def test_a_face_that_fills_the_photo_is_found(detector: Detector, astronaut: Ima
     assert np.linalg.norm(faces.landmarks_xy[0] - expected, axis=1).max() < 0.2 * eyes
 
 
-@pytest.mark.parametrize("turns", [1, 2, 3])
-def test_a_rotated_group_photo_shows_six_people(detector: Detector, group: Image, turns: int) -> None:
-    """The photo is downscaled; upside down, five faces are found with wrong landmarks."""
-    (upright,), rotated = detector.detect([group]), find_faces(detector, np.rot90(group, turns).copy(), "medium")
-    height, width = np.rot90(group, turns).shape[:2]
-    back = rotate_points(rotated.landmarks_xy, -turns, width, height)
-    distances = np.abs(back[:, None] - upright.landmarks_xy[None]).max((2, 3))
-    assert distances.shape == (6, 6)
-    assert (distances.min(1) < 3).all()
-
-
 def agreeing_share(detector: Detector, data: Path, turns: int) -> float:
     """Return the share of 24 photos of LFW, rotated, whose landmarks are those of the upright photo."""
     with (data / "lfw" / "landmarks_yunet.csv").open(newline="") as stream:

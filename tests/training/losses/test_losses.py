@@ -224,15 +224,6 @@ def test_a_learned_scale_has_its_gradient_and_is_not_split(batch: Any) -> None:
         PartialFC(built, 1.0)  # type: ignore[arg-type]
 
 
-def test_agents_only_hold_class_weights(batch: Any) -> None:
-    x, _, y = batch
-    built = head("agents")
-    weights = built.class_weights()
-    assert weights is not None
-    assert weights.shape == (CLASSES, DIM)
-    assert built(torch.from_numpy(x), torch.from_numpy(y)).item() == 0.0
-
-
 def test_curricularface_and_its_t(batch: Any) -> None:
     x, w, y = batch
     built, t = CurricularFace(DIM, CLASSES, scale=S, margin=0.3, momentum=0.5), 0.0
@@ -311,12 +302,16 @@ def test_pytorch_metric_learning_agrees(name: str, batch: Any) -> None:
     assert torch.allclose(weight.grad, other.W.grad.T, atol=1e-7)
 
 
+EDGES = [(torch.float64, theta) for theta in (1e-5, 1e-3, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-3)]
+EDGES += [(torch.float32, theta) for theta in (1e-4, 3e-4, 1e-3)]
+
+
 @pytest.mark.parametrize("name", HEAD_CASES)
-@pytest.mark.parametrize("theta", [1e-5, 1e-3, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-3])
-def test_a_head_matches_its_paper_at_the_edges(name: str, theta: float) -> None:
+@pytest.mark.parametrize(("dtype", "theta"), EDGES)
+def test_a_head_matches_its_paper_at_the_edges(name: str, dtype: torch.dtype, theta: float) -> None:
     """Near the center, on both sides of ArcFace's boundary, and opposite the center: value, and slope by the angle."""
     make, expected = HEAD_CASES[name]
-    built, y = make().double(), np.array([0])
+    built, y, exact = make().to(dtype), np.array([0]), dtype == torch.float64
     # The target lies along the first axis, the other classes across; no sub-center is nearer than the first.
     weight = weights_of(built)
     count = CLASSES if weight is None else len(weight)
@@ -329,15 +324,15 @@ def test_a_head_matches_its_paper_at_the_edges(name: str, theta: float) -> None:
     def at(angle: float) -> NDArray[np.float64]:
         return 2.0 * np.array([[math.cos(angle), math.sin(angle), 0, 0, 0]])
 
-    inputs = torch.tensor(at(theta), requires_grad=True)
+    inputs = torch.tensor(at(theta), dtype=dtype, requires_grad=True)
     loss = built(inputs, torch.from_numpy(y))
     loss.backward()
-    assert loss.item() == pytest.approx(expected(at(theta), w, y), rel=1e-7)
+    assert loss.item() == pytest.approx(expected(at(theta), w, y), rel=1e-7 if exact else 1e-4, abs=1e-6)
     assert inputs.grad is not None
-    by_angle = float((inputs.grad.numpy() * 2.0 * np.array([[-math.sin(theta), math.cos(theta), 0, 0, 0]])).sum())
+    along = torch.tensor([-math.sin(theta), math.cos(theta), 0, 0, 0], dtype=dtype)
     step = 1e-7
     slope = (expected(at(theta + step), w, y) - expected(at(theta - step), w, y)) / (2 * step)
-    assert by_angle == pytest.approx(slope, rel=1e-4, abs=1e-4)
+    assert 2 * float(inputs.grad[0] @ along) == pytest.approx(slope, rel=1e-4 if exact else 0.02, abs=1e-4)
 
 
 def near(theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -377,42 +372,6 @@ def test_angles_near_zero_have_their_value_and_slope(name: str, dtype: torch.dty
     assert w.grad is not None
     assert float(x.grad @ x_away) == pytest.approx(slope_x, rel=rel)
     assert float(w.grad @ w_away) == pytest.approx(slope_w, rel=rel)
-
-
-TARGETS: dict[str, paper.Target] = {
-    "arcface": paper.arc(0.5),
-    "sphereface": paper.combined(1.35, 0, 0),
-    "cm1": paper.combined(1, 0.3, 0.2),
-    "cm2": paper.combined(0.9, 0.4, 0.15),
-    "subcenter_arcface": paper.arc(0.5),
-    "elasticface": paper.arc(0.5),
-    "curricularface": paper.arc(0.5),
-    "cosface": lambda t, _: math.cos(t) - 0.35,
-    "magface": paper.arc(0.45),  # the margin of a length below l_a
-}
-
-
-@pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize(("dtype", "theta"), PRECISIONS)
-def test_a_targets_slope_is_exact_near_its_center(name: str, dtype: torch.dtype, theta: float) -> None:
-    x, w, x_away, w_away = near(theta, dtype)
-    x.requires_grad_()
-    options = {"sigma": 0.0} if name == "elasticface" else {}
-    built = head(name, scale=S, **options).to(dtype)
-    assert isinstance(built, CosineHead)
-    weight = built.weight
-    weight.data[:] = -w
-    weight.data[0] = w
-    target = built.logits(x[None], torch.tensor([0]))[0, 0]
-    target.backward()  # type: ignore[no-untyped-call]
-    value = TARGETS[name]
-    slope = S * (value(theta + 1e-6, 2) - value(theta - 1e-6, 2)) / 2e-6
-    rel = 1e-3 if dtype == torch.float64 else 0.02
-    assert target.item() == pytest.approx(S * value(theta, 2), rel=1e-6)
-    assert x.grad is not None
-    assert weight.grad is not None
-    assert float(x.grad @ x_away) == pytest.approx(slope / 2, rel=rel, abs=1e-5)
-    assert float(weight.grad[0] @ w_away) == pytest.approx(slope / 3, rel=rel, abs=1e-5)
 
 
 ANGLES = [0.0, 1e-4, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-4, math.pi]
