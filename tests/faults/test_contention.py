@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +25,13 @@ from tests.postgres import DatabaseUrl, Postgres
 
 def test_a_writer_that_waited_too_long_on_sqlite(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'kith.db'}"
-    database, other = open_database(url), open_database(url)
-    store = Store(database)
-    # The service's connections wait ten seconds for a lock; here, a hundredth of a second.
-    sa.event.listen(
-        database.engine, "engine_connect", lambda connection: connection.connection.execute("PRAGMA busy_timeout=10")
-    )
-    with other.engine.execution_options(write=True).begin(), pytest.raises(StorageBusyError, match="locked"):
+    with closing(Store(open_database(url))) as store, closing(open_database(url)) as other:
+        # The service's connections wait ten seconds for a lock; here, a hundredth of a second.
+        engine = store.database.engine
+        sa.event.listen(engine, "engine_connect", lambda each: each.connection.execute("PRAGMA busy_timeout=10"))
+        with other.engine.execution_options(write=True).begin(), pytest.raises(StorageBusyError, match="locked"):
+            store.galleries.create("g", "f" * 32, 8, GallerySettings())
         store.galleries.create("g", "f" * 32, 8, GallerySettings())
-    store.galleries.create("g", "f" * 32, 8, GallerySettings())
-    store.close()
-    other.close()
 
 
 def test_a_late_trim_does_not_lower_the_log_floor(database_url: DatabaseUrl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,27 +60,16 @@ def test_a_late_trim_does_not_lower_the_log_floor(database_url: DatabaseUrl, mon
 
 def test_a_deadlock_on_postgresql_ends_with_one_of_the_two(postgres: Postgres) -> None:
     database = open_database(postgres.create(f"kith_{uuid.uuid4().hex}"))
-    store = Store(database)
-    one, two = (store.galleries.create(name, "f" * 32, 8, GallerySettings()) for name in ("one", "two"))
-    both_hold = threading.Barrier(2)
-    told: list[StorageError] = []
+    both_hold, count = threading.Barrier(2), galleries.c.template_count + 1
+    with closing(Store(database)) as store, ThreadPoolExecutor(2) as threads:
+        one, two = (store.galleries.create(name, "f" * 32, 8, GallerySettings()).pk for name in ("one", "two"))
 
-    def write(mine: int, theirs: int) -> None:
-        try:
+        def write(mine: int, theirs: int) -> None:
             with database.write(StorageError("a constraint")) as connection:
-                for pk in (mine, theirs):
-                    count = galleries.c.template_count + 1
-                    connection.execute(galleries.update().where(galleries.c.pk == pk).values(template_count=count))
-                    if pk == mine:
-                        both_hold.wait(60)
-        except StorageError as error:
-            told.append(error)
+                connection.execute(galleries.update().where(galleries.c.pk == mine).values(template_count=count))
+                both_hold.wait(60)
+                connection.execute(galleries.update().where(galleries.c.pk == theirs).values(template_count=count))
 
-    threads = [threading.Thread(daemon=True, target=write, args=keys) for keys in ((one.pk, two.pk), (two.pk, one.pk))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert [type(error) for error in told] == [StorageBusyError]
-    assert [store.galleries.get(name).templates for name in ("one", "two")] == [1, 1]
-    store.close()
+        told = [threads.submit(write, *keys).exception for keys in ((one, two), (two, one))]
+        assert {type(each(30)) for each in told} == {StorageBusyError, type(None)}
+        assert [store.galleries.get(name).templates for name in ("one", "two")] == [1, 1]

@@ -6,20 +6,15 @@ from __future__ import annotations
 
 import errno
 import subprocess
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 
 from kith import KithClientError
 from models.vision.recognition import l2_normalize
-from service.core.errors import StorageFullError
-from service.domain.gallery import GallerySettings, NewTemplate
 from tests.faults.servers import serving
-from tests.faults.workers import Node
 from tests.soundness import problems
 
 pytestmark = pytest.mark.long
@@ -90,22 +85,3 @@ def test_a_full_disk(small_disk: Path) -> None:
         enroll(f"t{len(enrolled)}", 1)
         check()
     assert problems(f"sqlite:///{small_disk / 'kith.db'}") == []
-
-
-def test_a_database_that_may_not_grow(tmp_path: Path) -> None:
-    """A page limit simulates a full disk, without a mount."""
-    with Node(f"sqlite:///{tmp_path / 'kith.db'}") as node:
-        gallery = node.store.galleries.create("g", "f" * 32, 32, GallerySettings())
-
-        def limit(connection: sa.Connection) -> None:
-            connection.exec_driver_sql("PRAGMA max_page_count = 60")
-
-        sa.event.listen(node.database.engine, "begin", limit)
-        vectors = l2_normalize(np.random.default_rng(0).normal(size=(5000, 32)))
-        with pytest.raises(StorageFullError):
-            node.store.templates.enroll(
-                gallery, "a", [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in vectors], None
-            )
-        assert node.templates("g") == {}
-        node.store.templates.enroll(gallery, "b", [NewTemplate(uuid.uuid4().hex, vectors[0], "embedding")], None)
-        assert node.nearest("g", ["b's"], vectors[:1]) == {"b's": "b"}

@@ -5,6 +5,7 @@ SQL.
 from __future__ import annotations
 
 import itertools
+import json
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from kith import FileStream, Kith, KithClientError
+from kith.wire.jobs import JobOut
 from kith.wire.transfer import GalleryFileItem
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
@@ -26,7 +28,6 @@ from service.core.atomic_files import atomic_write
 from service.core.errors import GalleryExistsError
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
 from service.domain.gallery_items import FileRow, vector_bytes
-from service.index.segment_builder import Sizes
 from service.security.master_keys import KeyFile, MasterKeys
 from service.storage.damage import damage
 from service.storage.db import engine
@@ -216,53 +217,6 @@ def blocks_are_whole(scene: Scene, said: list[Any], ended: bool) -> None:
     assert whole >= len(said) and (whole == BLOCKS or not ended)
 
 
-# Compaction: the index rebuilt after the restart agrees with SQL
-
-SIZES: Final = Sizes(seal=64, compact_from=128, max_length=512)
-"""Small sizes, so that a few hundred vectors are compacted like millions."""
-AT_ONCE: Final = 40
-
-
-def a_compact_gallery(scene: Scene) -> None:
-    scene.known = set(), set()  # templates that are enrolled, and deleted
-    with Node(scene.url) as node:
-        create(node, [], index="compact", recall=0.9)
-
-
-def _found(node: Node, enrolled: list[str]) -> int:
-    """Count the vectors that find their own template."""
-    probes = np.stack([vector_of(template, DIMENSION) for template in enrolled])
-    found = node.nearest("g", enrolled, probes)
-    return sum(subject == f"s{template}" for template, subject in found.items())
-
-
-def grow(url: str, _path: Path, pipe: Pipe) -> None:
-    """Enroll, delete and search, which runs background work."""
-    rng = np.random.default_rng()
-    with Node(url, sizes=SIZES) as node:
-        first = int(rng.integers(2**40)) << 40
-        for step in itertools.count():
-            made = [template_id(5, first + step * AT_ONCE + i) for i in range(AT_ONCE)]
-            for template in made:
-                node.enroll("g", f"s{template}", [new_template(template)])
-            gone = made[: int(rng.integers(0, AT_ONCE // 2))]
-            for template in gone:
-                node.delete_subject("g", f"s{template}")
-            pipe.send((made[len(gone) :], gone))
-            _found(node, made)
-            pause(rng.uniform(0, 0.05))
-
-
-def index_agrees(scene: Scene, said: list[Any], _ended: bool) -> None:
-    present, deleted = scene.known
-    for kept, gone in said:
-        present |= set(kept)
-        deleted |= set(gone)
-    with Node(scene.url, sizes=SIZES) as node:
-        assert _found(node, sorted(present)) >= 0.97 * len(present)
-        assert _found(node, sorted(deleted)) == 0
-
-
 # Rotation: one master key wraps all keys, and opens them
 
 
@@ -383,7 +337,6 @@ CASES: Final = {
     "erasure": Case(
         people_of_every_table, erase_left, people_are_whole_or_erased, kills=(4, 20), words=(1, 6), delay_s=0.01
     ),
-    "compaction": Case(a_compact_gallery, grow, index_agrees, kills=(1, 10), words=(6, 12), delay_s=0.3, ends=False),
     "rotation of the master key": Case(
         keys_in_a_file, rotate, one_key_wraps_all, kills=(4, 24), words=(2, 3), delay_s=0.1, ends=False
     ),
@@ -553,23 +506,18 @@ PHOTOS: Final = 200 if LONG else 40
 JOB_KILLS: Final = [8, 20, 70, 120, 160] if LONG else [8, 20]
 
 
-def people_and_problems(store: Store) -> list[Any]:
-    """Return the subjects of the templates by vector, and the outcome of each item."""
-    (gallery,), jobs = store.galleries.list_page(None, 2), JobStore(store.database)
-    taken, (job,) = store.changes.snapshot(gallery), jobs.list_jobs(None, (), None, 2)
-    listed = store.templates.by_pk(gallery, taken.template_pks.tolist())
-    vectors = dict(zip(taken.template_pks.tolist(), (vector.tobytes() for vector in taken.vectors), strict=True))
-    people = sorted((template.subject, vectors[pk]) for pk, template in listed.items())
-    return [people, sorted((item.item, item.problem) for item in jobs.items(job, None, 10_000))]
+def people_and_problems(kith: Kith, job: JobOut) -> list[Any]:
+    """Return the subjects and vectors of the templates, and the outcome of each item."""
+    _, *exported = map(json.loads, b"".join(kith.export_gallery("g")).splitlines())
+    people = sorted((line["subject"], line["embedding"]) for line in exported)
+    return [people, sorted((item.item, str(item.problem)) for item in kith.job_items(job.id))]
 
 
-def groups_of_faces(store: Store) -> list[Any]:
+def groups_of_faces(kith: Kith, job: JobOut) -> list[Any]:
     """Return the groups of the album, with certainties, by the photos."""
-    albums, gallery = store.albums, store.galleries.get("g")
-    (album,) = albums.list_all(gallery)
-    found = []
-    for group in albums.groups(gallery, album.id, None, None, 1000):
-        faces = [face for _, face in albums.faces(gallery, album.id, group.number, None, 1000)]
+    album, found = kith.album("g", job.id), list[Any]()
+    for group in kith.album_groups("g", album.id):
+        faces = kith.album_faces("g", album.id, group.id)
         found.append([(face.photo, face.box, face.certainty) for face in faces])
     return [album.photo_count, album.threshold, found]
 
@@ -584,7 +532,7 @@ def test_a_killed_job_ends_like_an_uninterrupted_one(
     actor: NDArray[np.uint8],
     nobody: NDArray[np.uint8],
     method: str,
-    read: Callable[[Store], list[Any]],
+    read: Callable[[Kith, JobOut], list[Any]],
 ) -> None:
     """Each photo is processed once."""
     rng, files = np.random.default_rng(1), {"nobody/1.jpg": jpeg(nobody), "nobody/2.jpg": b"no photo"}
@@ -608,8 +556,7 @@ def test_a_killed_job_ends_like_an_uninterrupted_one(
                 server.wait_until_ready()
             ended = kith.wait_for(job.id, 300)
             assert (ended.state, ended.done_count) == ("succeeded", ended.total_count)
-        with closing(Store(open_database(f"sqlite:///{folder / 'kith.db'}"))) as store:
-            ends.append(read(store))
-            assert list((folder / "spool").iterdir()) == []
-            assert problems(f"sqlite:///{folder / 'kith.db'}") == []
+            ends.append(read(kith, job))
+        assert list((folder / "spool").iterdir()) == []
+        assert problems(f"sqlite:///{folder / 'kith.db'}") == []
     assert ends[0] == ends[1]

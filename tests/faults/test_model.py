@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -18,13 +15,12 @@ import sqlalchemy as sa
 from models.vision.recognition import l2_normalize
 from service.core.errors import SubjectErasedError
 from service.domain.gallery import GallerySettings, Item, NewTemplate, SubjectFilter
-from service.storage.db.tables import templates
 from service.storage.privacy.backup import back_up, restore
 from service.storage.repositories.bulk_templates import BulkStore
 from tests.faults import LONG
 from tests.faults.history import NEVER, Answered, Asked, History, Kind, Operation, has_an_order, without_an_order
 from tests.faults.killing import CONTEXT, Process
-from tests.faults.workers import DIMENSION, Node, Task, axis_of, template_id, write
+from tests.faults.workers import DIMENSION, Node, Task, write
 from tests.nodes import Model
 from tests.postgres import DatabaseUrl
 from tests.service.index.test_gallery import of_some_quality
@@ -270,76 +266,6 @@ def test_concurrent_operations_are_linearizable(database_url: DatabaseUrl) -> No
         answered = Counter(line.kind for history in histories for line in history if isinstance(line, Asked))
         assert min(answered[kind] for kind in ("enroll", "delete", "delete subject", "read")) > 5
         assert without_an_order(after_all(url, name, histories)) == {}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("takes_turns", [True, False])
-def test_without_taking_turns_a_write_is_lost_to_the_followers(postgres: Any, takes_turns: bool) -> None:
-    """Mutation test: the checks fail when numbers are not in commit order.
-
-    One move waits between its line of the change log and its commit. Another writes a later line and commits, unless
-    writers take turns. A follower that reads then passes over the first line.
-    """
-    url = fresh(postgres.create(f"kith_{uuid.uuid4().hex}"), "g")
-    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
-    slow, quick = (template_id(0, number) for number in range(2))
-    with Node(url, not takes_turns) as node, Node(url) as reader, engine.connect() as holding:
-        for subject, template in (("from", slow), ("other", quick)):
-            node.enroll("g", subject, [NewTemplate(template, axis_of(template), "embedding")])
-        for subject in ("to", "another"):
-            node.store.subjects.put(node.store.galleries.get("g"), subject, None, {}, [])
-        waits_for_a_lock(engine, node, slow)
-        holding.execute(HOLD)
-        moving = [threading.Thread(target=node.move_template, args=("g", "from", slow, "to"), daemon=True)]
-        moving[0].start()
-        until(engine, WAITING)
-        moving.append(threading.Thread(target=node.move_template, args=("g", "other", quick, "another"), daemon=True))
-        moving[1].start()
-        moving[1].join(1 if takes_turns else PATIENCE_S)
-        assert moving[1].is_alive() == takes_turns
-        during = reader.seen("g", [slow])[slow]
-        holding.execute(LET_GO)
-        for thread in moving:
-            thread.join(PATIENCE_S)
-        after = reader.seen("g", [slow])[slow]
-    engine.dispose()
-    history = [
-        operation("enroll", 0, 1, "from"),
-        operation("move", 2, 5, "from", "to"),
-        operation("read", 3, 4, during),
-        operation("read", 6, 7, after),
-    ]
-    assert has_an_order(history) == takes_turns
-
-
-HOLD = sa.text("SELECT pg_advisory_lock(7)")
-LET_GO = sa.text("SELECT pg_advisory_unlock(7)")
-WAITING = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND NOT granted")
-
-
-def waits_for_a_lock(engine: sa.Engine, node: Node, template: str) -> None:
-    """Let the transactions that write a line about this template wait for HOLD's lock, after its number was drawn."""
-    with node.database.read() as connection:
-        key = connection.execute(sa.select(templates.c.pk).where(templates.c.id == template)).scalar_one()
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$"
-        )
-        connection.exec_driver_sql(
-            "CREATE TRIGGER waiting AFTER INSERT ON changes "
-            f"FOR EACH ROW WHEN (new.template_pk = {key}) EXECUTE FUNCTION wait()"
-        )
-
-
-def until(engine: sa.Engine, statement: sa.TextClause) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline_s:
-        with engine.connect() as connection:
-            if connection.execute(statement).scalar():
-                return
-        time.sleep(0.05)
-    pytest.fail("nobody waits")
 
 
 def commit_late(url: str) -> None:

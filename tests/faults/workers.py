@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from typing import Any, Self
 
 import numpy as np
-import sqlalchemy as sa
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import KithError, StorageError
-from service.domain.gallery import Gallery, NewTemplate
+from service.domain.gallery import NewTemplate
 from service.index.follower import Followers, in_process
-from service.index.segment_builder import Sizes
-from service.storage.db.engine import Database
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.faults.history import NEVER, Answered, Asked, Kind
@@ -32,24 +27,13 @@ MAX_WRITERS = 4
 DIMENSION = 4096
 
 
-class Unlocked(Database):
-    """Writers without the gallery lock, to prove that the tests detect its absence."""
-
-    @contextmanager
-    def change(self, gallery: Gallery, sealed: bool = True, as_read: bool = False) -> Iterator[sa.Connection]:
-        with self.write(StorageError("refused")) as connection:
-            yield connection
-
-
 class Node:
     """A store, and indexes that follow it."""
 
-    def __init__(self, url: str, unlocked: bool = False, sizes: Sizes | None = None) -> None:
+    def __init__(self, url: str) -> None:
         self.database = open_database(url)
-        if unlocked:
-            self.database = Unlocked(self.database.engine, self.database.vault)
         self.store = Store(self.database)
-        self.followers = Followers(in_process(self.store, sizes=sizes))
+        self.followers = Followers(in_process(self.store))
 
     def __enter__(self) -> Self:
         return self
