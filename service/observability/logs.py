@@ -1,6 +1,6 @@
 """Logging as text or JSON lines.
 
-Messages must not contain personal data (tests/service/observability/test_log_privacy.py).
+Messages must not contain personal data (tests/service/observability/test_logs.py).
 """
 
 from __future__ import annotations

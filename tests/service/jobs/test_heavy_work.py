@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -15,17 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from kith import Kith
-from models.vision.recognition import l2_normalize
 from service.core.errors import OverloadedError
-from service.domain.gallery_items import vector_bytes
 from service.jobs.heavy_work import MAX_WAITING, HeavyWork
-from service.server import embedded
-from service.settings import load_settings
-from service.storage.transfer.ndjson import lines_of
+from service.risk.gallery_risks import GalleryRisks
+from service.usecases import hygiene
 from tests.conftest import jpeg
-
-PEOPLE = 4000
-"""Hygiene of so many templates takes a second or more."""
 
 
 class Computation:
@@ -82,50 +74,41 @@ def test_too_many_computations_are_rejected() -> None:
     asyncio.run(ask())
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder: Path = tmp_path_factory.mktemp("heavy")
-    with embedded(load_settings(data_dir=folder, log_level="ERROR")) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def large(url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Gallery of PEOPLE with two templates each."""
-    file = tmp_path_factory.mktemp("import") / "people.ndjson"
-    with Kith(url, timeout_s=300) as kith:
-        model = kith.model()
-        people = l2_normalize(np.random.default_rng(5).normal(size=(PEOPLE, model.dimension)) + 0.6)
-        items = [
-            {"subject": f"s{i}", "embedding": vector_bytes(each)}
-            for i, vector in enumerate(people)
-            for each in (vector, l2_normalize(vector + 0.01))
-        ]
-        file.write_bytes(lines_of(items))
-        kith.create_gallery("large")
-        kith.import_gallery("large", file, recognizer=model.recognizer)
-    return "large"
-
-
 @pytest.mark.parametrize(
-    ("method", "path"), [pytest.param("GET", "hygiene", marks=pytest.mark.long), ("POST", "calibrate")]
+    ("method", "path", "of", "name"),
+    [("GET", "hygiene", hygiene, "find_problems"), ("POST", "calibrate", GalleryRisks, "refresh")],
 )
 def test_photos_are_processed_during_heavy_work(
-    url: str, large: str, method: str, path: str, astronaut: NDArray[np.uint8]
+    kith: Kith,
+    server: str,
+    gallery: str,
+    astronaut: NDArray[np.uint8],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    path: str,
+    of: Any,
+    name: str,
 ) -> None:
     """As many requests as there are threads would hold them all."""
+    compute, begun, go = getattr(of, name), threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        return compute(*arguments, **options)
 
     def ask(_: int) -> Any:
-        return httpx.request(method, f"{url}/v1/galleries/{large}/{path}", timeout=300).raise_for_status().json()
+        return httpx.request(method, f"{server}/v1/galleries/{gallery}/{path}", timeout=300).raise_for_status().json()
 
-    photo = jpeg(astronaut)
-    with ThreadPoolExecutor(12) as threads, Kith(url) as kith:
-        new = np.eye(kith.model().dimension, dtype=np.float32)[0]
-        kith.enroll(large, f"before {path}", embeddings=[new], allow_duplicate=True)  # so that there is work to do
-        kith.detect(photo)
-        asked = [threads.submit(ask, n) for n in range(12)]
-        assert kith.detect(photo).images
-        assert not any(each.done() for each in asked), "photos waited for a computation"
+    monkeypatch.setattr(of, name, slow)
+    with ThreadPoolExecutor(12) as threads:
+        asked = [threads.submit(ask, number) for number in range(12)]
+        try:
+            assert begun.wait(60)
+            assert kith.detect(jpeg(astronaut)).images
+            assert not any(each.done() for each in asked), "photos waited for a computation"
+        finally:
+            go.set()
         first, *others = (each.result() for each in asked)
-        # Each cursor has a new seal.
-        assert all({**other, "next": None} == {**first, "next": None} for other in others)
+    # Each cursor has a new seal.
+    assert all({**other, "next": None} == {**first, "next": None} for other in others)

@@ -162,43 +162,26 @@ def test_galleries_jobs_readiness_and_the_process(families: dict[str, Metric]) -
 
 
 def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Generator) -> None:
-    with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
-        store, ready = Store(database), Readiness({})
-        followers = Followers(in_process(store))
-        look = StateReader(ready, store, followers, tmp_path, Watches({}))
-        gallery = store.galleries.create("g", "f", 8, GallerySettings())
+    """What another process deleted is told no more."""
+    with closing(Store(open_database(f"sqlite:///{tmp_path / 'kith.db'}"))) as store:
+        followers, watches = Followers(in_process(store)), Watches({})
+        look = StateReader(Readiness({}), store, followers, tmp_path, watches)
+        gallery, _ = (store.galleries.create(name, "f", 8, GallerySettings()) for name in ("g", "goes"))
+        for name in ("g", "goes"):
+            watches.of(store.galleries.get(name).pk, name, "f").add([Decided("no_face")])
         assert look().index_lag == {}, "nobody searched it"
+        assert watches.drifts().keys() == {"g", "goes"}
+        with closing(Store(open_database(f"sqlite:///{tmp_path / 'kith.db'}"))) as another:
+            another.galleries.delete("goes")
         followers.of(gallery).catch_up()
         assert look().index_lag == {"g": LagOut(line_count=0, seconds=0)}
+        assert watches.drifts().keys() == {"g"}
         vector = rng.normal(size=8).astype(np.float32)
         store.templates.enroll(gallery, "somebody", [NewTemplate("0" * 32, vector, "embedding")], None)
-        lines, seconds = [], []
-        for _ in range(2):
-            lags = look().index_lag
-            assert lags is not None
-            lines.append(lags["g"].line_count)
-            seconds.append(lags["g"].seconds)
-        assert lines == [1, 1]
-        assert 0 == seconds[0] < seconds[1]
+        first, second = (lags["g"] for lags in (look().index_lag, look().index_lag) if lags is not None)
+        assert (first.line_count, second.line_count) == (1, 1) and 0 == first.seconds < second.seconds
         followers.of(gallery).catch_up()
         assert look().index_lag == {"g": LagOut(line_count=0, seconds=0)}
-        followers.close()
-
-
-def test_what_another_process_deleted_is_told_no_more(tmp_path: Path) -> None:
-    with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
-        store, watches = Store(database), Watches({})
-        followers = Followers(in_process(store))
-        look = StateReader(Readiness({}), store, followers, tmp_path, watches)
-        for name in ("stays", "goes"):
-            gallery = store.galleries.create(name, "f", 8, GallerySettings())
-            watches.of(gallery.pk, name, "f").add([Decided("no_face")])
-        look()
-        assert watches.drifts().keys() == {"stays", "goes"}
-        with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as another:
-            Store(another).galleries.delete("goes")
-        look()
-        assert watches.drifts().keys() == {"stays"}
         followers.close()
 
 
@@ -213,11 +196,8 @@ def test_each_metric_is_documented_and_there(families: dict[str, Metric]) -> Non
     assert late <= {name for name, *_ in told}
 
 
-def test_nobody_is_told_of(told: tuple[str, str]) -> None:
+def test_status_is_one_document_and_names_nobody(told: tuple[str, str]) -> None:
     assert PERSON not in told[1]
-
-
-def test_status_is_one_document(told: tuple[str, str]) -> None:
     status = httpx.get(f"{told[0]}/v1/status").json()
     assert status["ready"] is True
     assert [check["name"] for check in status["checks"]] == ["devices", "database", "audit"]
