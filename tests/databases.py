@@ -18,6 +18,8 @@ ENVIRONMENT = {"KITH_MASTER_KEY": TEXT}
 MASTER = MasterKeys(GivenKeys(TEXT, "the tests"))
 ON_BOTH = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 """Marks a storage test of what SQLite and PostgreSQL do in different ways: locks, order of commits, types, cascades."""
+ON_POSTGRESQL = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+"""Marks a storage test of what SQLite, with its one writer at a time, does not do."""
 
 
 def open_database(url: str) -> Database:

@@ -54,13 +54,6 @@ def test_a_score_is_its_definition(drawn: tuple[Float, Float, Ints, Float]) -> N
     np.testing.assert_allclose(fuse_similarities(probes, vectors, keys, qualities), np.transpose(expected), atol=1e-4)
 
 
-@given(drawn=galleries())
-def test_one_vector_a_subject_is_of_unit_norm(drawn: tuple[Float, Float, Ints, Float]) -> None:
-    _, vectors, keys, qualities = drawn
-    found = subject_vectors(vectors, keys, qualities)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
-
-
 def test_little_memory_is_used_beside_one_vector_a_subject(rng: np.random.Generator) -> None:
     """Evidence uses all templates of a gallery, so additional copies of them would exhaust memory."""
     each = np.append(rng.integers(1, 4, 10_000), 2 * MAX_BLOCK_TEMPLATES)
@@ -83,15 +76,6 @@ def test_templates_that_cancel_out_are_similar_to_nobody(rng: np.random.Generato
         np.stack([vectors[0], -vectors[0], vectors[1]]), np.array([3, 3, 5]), np.ones(3, np.float32)
     )
     np.testing.assert_allclose(found, [np.zeros(DIMENSION), vectors[1]], atol=1e-6)
-
-
-def test_a_poor_photo_weighs_little_and_a_bare_embedding_as_the_median() -> None:
-    axes = np.eye(3, dtype=np.float32)
-    (poor,) = subject_vectors(axes[:2], np.zeros(2, np.int64), np.array([0.9, 0.1], np.float32))
-    np.testing.assert_allclose(poor, [0.9 / math.hypot(0.9, 0.1), 0.1 / math.hypot(0.9, 0.1), 0], rtol=1e-6)
-    qualities = np.array([0.2, np.nan, 0.6], np.float32)
-    (bare,) = subject_vectors(axes, np.zeros(3, np.int64), qualities)
-    np.testing.assert_allclose(bare / bare[0], [1, 2, 3], rtol=1e-5)
 
 
 def test_nobody_and_no_probe() -> None:

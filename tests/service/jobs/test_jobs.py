@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -81,46 +82,32 @@ def test_a_job_goes_its_way(store: JobStore, gallery: Gallery) -> None:
 def test_an_effect_and_its_record_happen_together_and_once(
     store: JobStore, database: Database, gallery: Gallery, rng: np.random.Generator
 ) -> None:
-    vectors = l2_normalize(rng.normal(size=(3, 8)))
+    galleries, vectors = Store(database), l2_normalize(rng.normal(size=(3, 8)))
     first, second, third = (NewTemplate(f"{i:032x}", v, "photo") for i, v in enumerate(vectors))
     store.create(gallery, "work", {})
     job = taken(store)
     refusal = ItemOutcome("c", "low_quality", PROBLEM)
     assert not store.enroll(job, gallery, "ada", [("a", first), ("b", first), ("d", second)], [refusal], 1)
     assert store.job(job.id).progress.counts == {"enrolled": 2, "already_enrolled": 1, "low_quality": 1}
-    galleries = Store(database)
     with pytest.raises(GalleryChangedError):  # the templates were checked before the first ones were stored
         store.enroll(job, gallery, "bob", [("e", second), ("f", third)], [], 2)
     assert galleries.galleries.get("g").templates == 2 and "e" not in store.done(job)
     # Of another subject's, too: where it was moved to, it stays.
     store.enroll(job, galleries.galleries.get("g"), "bob", [("e", second), ("f", third)], [], 2)
     assert [len(galleries.templates.list_page(gallery, name)) for name in ("ada", "bob")] == [2, 1]
-    assert galleries.galleries.get("g").templates == 3
     store.finish(job, "canceled")
     gallery = galleries.galleries.get("g")
+    late = [("g", NewTemplate("f" * 32, vectors[0], "photo"))]
     with pytest.raises(LeaseLostError):
-        store.enroll(job, gallery, "eve", [("g", NewTemplate("f" * 32, vectors[0], "photo"))], [], 3)
-    assert galleries.galleries.get("g").subjects == 2
-    assert "g" not in store.done(job)
+        store.enroll(job, gallery, "eve", late, [], 3)
+    assert (galleries.galleries.get("g").subjects, "g" in store.done(job)) == (2, False)
     galleries.galleries.delete("g")
     with pytest.raises(GalleryNotFoundError):
-        store.enroll(job, gallery, "eve", [("g", NewTemplate("f" * 32, vectors[0], "photo"))], [], 3)
+        store.enroll(job, gallery, "eve", late, [], 3)
 
 
-def test_a_failed_attempt_counts_once_whichever_process_continues(store: JobStore, gallery: Gallery) -> None:
-    """And a renewal that is late does not extend the wait for the next attempt."""
-    store.create(gallery, "work", {})
-    job = taken(store, "one")
-    for attempt, process in enumerate(("two", "one", "two"), start=1):
-        assert store.retry(job, 0.0, 5)
-        with pytest.raises(LeaseLostError):
-            store.renew(job, 60)
-        job = taken(store, process)
-        assert job.attempts == attempt
-
-
-def test_a_process_without_the_lease_records_nothing(store: JobStore, gallery: Gallery) -> None:
-    store.create(gallery, "work", {})
+def test_one_process_holds_a_job(store: JobStore, gallery: Gallery) -> None:
+    made = store.create(gallery, "work", {})
     late = taken(store, "late", lease_s=-1)
     heir = taken(store, "heir")
     assert (heir.id, heir.attempts) == (late.id, 1)
@@ -135,15 +122,23 @@ def test_a_process_without_the_lease_records_nothing(store: JobStore, gallery: G
     assert len(store.done(heir)) == 0
     store.record(heir, [ItemOutcome("a", "done")], 1)
     assert store.job(heir.id).attempts == 0
-
-
-def test_a_lease_is_kept_by_renewing_it(store: JobStore, gallery: Gallery) -> None:
-    store.create(gallery, "work", {})
-    job = taken(store, lease_s=-1)
-    assert store.renew(job, 60) is False
+    # A lease is kept by renewing it. One from a wrong clock is ignored.
+    assert store.renew(heir, -1) is False
+    assert store.renew(heir, 60) is False
     assert store.claim("other", 60) is None
+    store.release(heir)
+    assert taken(store, lease_s=400 * 86400).attempts == 0
+    job = taken(store, "one")
+    # A failed attempt counts once, whichever process goes on. A late renewal does not extend the wait for the next one.
+    for attempts, process in enumerate(("two", "one", "two"), start=job.attempts + 1):
+        assert store.retry(job, 0.0, 9)
+        with pytest.raises(LeaseLostError):
+            store.renew(job, 60)
+        job = taken(store, process)
+        assert job.attempts == attempts
     store.release(job)
-    assert taken(store, "other").attempts == 0
+    taken(store, lease_s=400 * 86400)
+    assert store.cancel(made.id).state == "canceled"
 
 
 def test_canceling(store: JobStore, database: Database, gallery: Gallery) -> None:
@@ -177,17 +172,6 @@ def test_a_job_that_no_server_can_run_can_be_canceled(store: JobStore, gallery: 
         assert run_until(store, left, Runner(store, kinds, poll_s=0.01)).state == "canceled"
 
 
-def test_a_lease_from_a_wrong_clock_is_ignored(store: JobStore, gallery: Gallery) -> None:
-    job = store.create(gallery, "work", {})
-    taken(store, lease_s=400 * 86400)
-    heir = store.claim("heir", 60)
-    assert heir is not None
-    assert heir.id == job.id
-    store.release(heir)
-    taken(store, lease_s=400 * 86400)
-    assert store.cancel(job.id).state == "canceled"
-
-
 def test_a_restored_job_whose_archive_no_backup_holds_fails(
     store: JobStore, database: Database, gallery: Gallery, tmp_path: Path
 ) -> None:
@@ -212,10 +196,14 @@ def test_lists_and_what_is_forgotten(store: JobStore, database: Database, galler
     assert [j.id for j in store.list_jobs(None, (), None, 2)] == [made[2].id, made[1].id]
     assert [j.id for j in store.list_jobs(None, (), made[1].pk, 2)] == [made[0].id]
     assert [j.id for j in store.list_jobs(gallery, ["queued"], None, 9)] == [made[2].id]
-    assert store.delete_finished(1) == 0
-    with database.write(GalleryNotFoundError("")) as connection:
-        connection.execute(jobs.update().values(updated_at=datetime.now(UTC) - timedelta(days=2)))
-    assert store.delete_finished(1) == 1  # the others are not finished
+    now = [datetime.now(UTC)]
+    tidying = Runner(store, {}, retention_days=14, clock=Clock(lambda: now[0]))
+    for days, count in ((0, 3), (400, 3), (0, 2)):  # a clock that jumps forgets no job
+        now[0] = datetime.now(UTC) + timedelta(days=days)
+        tidying._tidy()
+        assert len(store.list_jobs(None, (), None, 9)) == count  # the others are not finished
+        with database.write(GalleryNotFoundError("")) as connection:
+            connection.execute(jobs.update().values(updated_at=datetime.now(UTC) - timedelta(days=400)))
     Store(database).galleries.delete("g")
     assert [j.id for j in store.list_jobs(None, (), None, 9)] == [made[1].id]
 
@@ -270,26 +258,25 @@ def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "STOP_S", 0.05)
 
 
-@pytest.mark.parametrize("blocking", [False, True])
-def test_an_exception_becomes_the_problem_of_the_job(store: JobStore, gallery: Gallery, blocking: bool) -> None:
-    attempts = 0
+@pytest.mark.parametrize(
+    ("fault", "code", "attempts"),
+    [
+        (ImageError("low_quality", "out of bounds: sharpness"), "low_quality", 1),
+        (ZeroDivisionError("a secret"), "job_crashed", MAX_ATTEMPTS + 1),
+    ],
+)
+def test_an_exception_becomes_the_problem_of_the_job(
+    store: JobStore, gallery: Gallery, fault: Exception, code: str, attempts: int
+) -> None:
+    runs = list[str]()
 
-    async def refused(context: JobContext) -> None:
-        nonlocal attempts
-        attempts += 1
-        raise ImageError("low_quality", "out of bounds: sharpness")
+    async def work(context: JobContext) -> None:
+        runs.append(context.job.id)
+        raise fault
 
-    def crashed(context: JobContext) -> None:
-        nonlocal attempts
-        attempts += 1
-        raise ZeroDivisionError("a secret")
-
-    job = run_until(store, store.create(gallery, "work", {}), runner(store, crashed if blocking else refused))
-    assert job.state == "failed"
-    assert job.problem is not None
-    assert job.problem["code"] == ("job_crashed" if blocking else "low_quality")
+    job = run_until(store, store.create(gallery, "work", {}), runner(store, work))
+    assert (job.state, (job.problem or {}).get("code"), len(runs)) == ("failed", code, attempts)
     assert "secret" not in str(job.problem)
-    assert attempts == (MAX_ATTEMPTS + 1 if blocking else 1)
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("the device is lost"), OverloadedError("the service is closing")])
@@ -318,9 +305,6 @@ def test_a_job_that_waits_for_its_next_attempt_can_be_canceled(
 ) -> None:
     monkeypatch.setattr(runner_module, "RETRY_S", 1)
 
-    def work(context: JobContext) -> None:
-        raise RuntimeError("the device is lost")
-
     async def cancel() -> None:
         while not (await asyncio.to_thread(store.job, job.id)).attempts:
             await asyncio.sleep(0.01)
@@ -329,7 +313,7 @@ def test_a_job_that_waits_for_its_next_attempt_can_be_canceled(
             await asyncio.sleep(0.01)
 
     job = store.create(gallery, "work", {})
-    ended = run_until(store, job, runner(store, work), during=cancel)
+    ended = run_until(store, job, runner(store, lambda _: 1 // 0), during=cancel)
     assert (ended.state, ended.attempts) == ("canceled", 1)
 
 
@@ -394,31 +378,6 @@ def test_a_job_whose_process_died_is_taken_over_and_given_up_if_it_kills_them_al
     assert (ended.state, ended.problem["code"], ended.progress.done) == ("failed", "job_crashed", 0)
 
 
-def test_a_job_outlives_a_lease_that_could_not_be_renewed(store: JobStore, gallery: Gallery) -> None:
-    """The process' own next look for jobs does not start it a second time."""
-    runs = 0
-
-    async def work(context: JobContext) -> None:
-        nonlocal runs
-        runs += 1
-        await context.run(_expire, store)
-        await asyncio.sleep(0.1)
-        await context.run(context.record, [ItemOutcome("a", "done")])
-
-    assert run_until(store, store.create(gallery, "work", {}), runner(store, work)).state == "succeeded"
-    assert runs == 1
-
-
-def _take(store: JobStore) -> Job | None:
-    _expire(store)
-    return store.claim("heir", 60)
-
-
-def _expire(store: JobStore) -> None:
-    with store._database.write(GalleryNotFoundError("")) as connection:
-        connection.execute(jobs.update().values(lease_until=datetime.now(UTC) - timedelta(seconds=1)))
-
-
 BLOCKED = """
 import asyncio, sys, threading
 from service.jobs import runner
@@ -447,35 +406,40 @@ def test_a_blocked_job_keeps_no_process_from_exiting(url: str, store: JobStore, 
     assert (store.job(job.id).state, store.job(job.id).owner) == ("queued", None)
 
 
-def test_a_runner_that_lost_its_job_stops(store: JobStore, gallery: Gallery) -> None:
-    ended = threading.Event()
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_job_outlives_a_lease_that_could_not_be_renewed_unless_another_claims_it(
+    store: JobStore, gallery: Gallery, lost: bool
+) -> None:
+    """The process' own next look for jobs does not start it a second time."""
+    runs, ended = list[str](), threading.Event()
+
+    def expire() -> bool:
+        with store._database.write(GalleryNotFoundError("")) as connection:
+            connection.execute(jobs.update().values(lease_until=datetime.now(UTC) - timedelta(seconds=1)))
+        return not lost or store.claim("heir", 60) is not None
 
     async def work(context: JobContext) -> None:
-        while await context.run(_take, store) is None:
+        runs.append(context.job.id)
+        while not await context.run(expire):
             pass  # renewed in between
         try:
-            await asyncio.sleep(WAIT_S)
+            await asyncio.sleep(WAIT_S if lost else 0.1)
         finally:
             ended.set()
 
-    async def wait() -> None:
+    async def until_ended() -> None:
         await asyncio.to_thread(ended.wait, WAIT_S)
 
-    job = run_until(store, store.create(gallery, "work", {}), runner(store, work, lease_s=0.2), during=wait)
-    assert ended.is_set()
-    assert job.state == "running"
-    assert job.owner is not None
-    assert job.owner.startswith("heir")
+    running = runner(store, work, lease_s=0.2 if lost else 20)
+    job = run_until(store, store.create(gallery, "work", {}), running, until_ended if lost else None)
+    assert ended.is_set() and len(runs) == 1
+    assert (job.state, (job.owner or "")[:4]) == (("running", "heir") if lost else ("succeeded", ""))
 
 
 def test_a_job_of_another_kind_or_not_ready_here_waits(store: JobStore, gallery: Gallery) -> None:
-    def work(context: JobContext) -> None:
-        pass
-
     store.create(gallery, "unknown", {})
-    elsewhere = store.create(gallery, "work", {"node": "other"})
-    here = store.create(gallery, "work", {"node": "here"})
-    kinds = {"work": JobKind(work, ready=lambda job: job.parameters["node"] == "here")}
+    elsewhere, here = (store.create(gallery, "work", {"node": node}) for node in ("other", "here"))
+    kinds = {"work": JobKind(lambda _: None, ready=lambda job: job.parameters["node"] == "here")}
     assert run_until(store, here, Runner(store, kinds, poll_s=0.01)).state == "succeeded"
     assert store.job(elsewhere.id).state == "queued"
 
@@ -485,50 +449,29 @@ def test_a_job_of_another_kind_or_not_ready_here_waits(store: JobStore, gallery:
 
 def test_jobs_over_http(kith: Kith, settings: Settings) -> None:
     name = kith.create_gallery("jobs-over-http").name
-    database = open_database(settings.sql_url)
-    store, found = JobStore(database), Store(database).galleries.get(name)
-    made = [store.create(found, "of no process", {}) for _ in range(3)]
-    assert [job.id for job in kith.jobs(name)] == [job.id for job in reversed(made)]
-    job = store.claim("p", 60, lambda job: job.kind == "of no process")
-    assert job is not None
-    problems = [ItemOutcome(f"i{i:04}", "low_quality", PROBLEM) for i in range(1200)]
-    store.record(job, [*problems, ItemOutcome("fine", "done")], 100, total=2402)
-    shown = kith.job(job.id)
-    assert (shown.state, shown.done_count, shown.failed_count, shown.total_count) == ("running", 1201, 1200, 2402)
-    assert shown.rate == pytest.approx(12.01)
-    assert shown.remaining_s == pytest.approx(100)
-    assert len(list(kith.job_items(job.id))) == 1201
-    refused = list(kith.job_items(job.id, failed=True))
-    assert len(refused) == 1200
-    assert refused[0].problem is not None
-    assert refused[0].problem.code == "low_quality"
-    assert kith.cancel_job(job.id).canceling
-    store.finish(job, "canceled")
-    assert kith.wait_for(job.id).state == "canceled"
-    assert [j.id for j in kith.jobs(name, ["canceled"])] == [job.id]
-    assert kith.cancel_job(made[2].id).state == "canceled"
-    with pytest.raises(TimeoutError):
-        kith.wait_for(made[1].id, timeout_s=0)
-    with pytest.raises(KithClientError) as raised:
-        kith.job("0" * 32)
-    assert raised.value.code == "job_not_found"
-    kith.delete_gallery(name)
-    with pytest.raises(KithClientError):
-        kith.job(job.id)
-    database.close()
-
-
-def test_a_clock_that_jumps_forgets_no_job(store: JobStore, database: Database, gallery: Gallery) -> None:
-    over, waits = store.create(gallery, "work", {}), store.create(gallery, "elsewhere", {})
-    store.cancel(over.id)
-    offset = [timedelta()]
-    clock = Clock(lambda: datetime.now(UTC) + offset[0])
-    looking = Runner(store, {}, retention_days=14, clock=clock)
-    with database.write(GalleryNotFoundError("")) as connection:
-        connection.execute(jobs.update().values(updated_at=datetime.now(UTC) - timedelta(days=400)))
-    offset[0] = timedelta(days=400)
-    looking._tidy()
-    assert {store.job(job.id).state for job in (over, waits)} == {"canceled", "queued"}
-    offset[0] = timedelta()
-    looking._tidy()
-    assert [(job.id, job.state) for job in store.list_jobs(None, (), None, 9)] == [(waits.id, "queued")]
+    with closing(open_database(settings.sql_url)) as database:
+        store, found = JobStore(database), Store(database).galleries.get(name)
+        made = [store.create(found, "of no process", {}) for _ in range(3)]
+        assert [job.id for job in kith.jobs(name)] == [job.id for job in reversed(made)]
+        job = store.claim("p", 60, lambda job: job.kind == "of no process")
+        assert job is not None
+        problems = [ItemOutcome(f"i{i:04}", "low_quality", PROBLEM) for i in range(1200)]
+        store.record(job, [*problems, ItemOutcome("fine", "done")], 100, total=2402)
+        shown = kith.job(job.id)
+        assert (shown.state, shown.done_count, shown.failed_count, shown.total_count) == ("running", 1201, 1200, 2402)
+        assert shown.rate == pytest.approx(12.01) and shown.remaining_s == pytest.approx(100)
+        assert len(list(kith.job_items(job.id))) == 1201
+        refused = list(kith.job_items(job.id, failed=True))
+        assert {each.problem and each.problem.code for each in refused} == {"low_quality"} and len(refused) == 1200
+        assert kith.cancel_job(job.id).canceling
+        store.finish(job, "canceled")
+        assert kith.wait_for(job.id).state == "canceled"
+        assert [j.id for j in kith.jobs(name, ["canceled"])] == [job.id]
+        assert kith.cancel_job(made[2].id).state == "canceled"
+        with pytest.raises(TimeoutError):
+            kith.wait_for(made[1].id, timeout_s=0)
+        with pytest.raises(KithClientError, match="job_not_found"):
+            kith.job("0" * 32)
+        kith.delete_gallery(name)
+        with pytest.raises(KithClientError, match="job_not_found"):
+            kith.job(job.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -55,12 +55,11 @@ def gallery(database: Database) -> Gallery:
 
 @asynccontextmanager
 async def sending(
-    database: Database, receiver: Receiver, lease_s: float = 20, poll_s: float = 0.02
+    database: Database, *receivers: Receiver, lease_s: float = 20, poll_s: float = 0.02
 ) -> AsyncIterator[None]:
-    async with OutboundHttp(Hosts(), origins=[receiver.origin]) as http:
+    async with OutboundHttp(Hosts(), origins=[receiver.origin for receiver in receivers]) as http:
         store, lease, sender = ReceiverStore(database), Lease(database, "webhooks", lease_s), WebhookSender(http)
-        log = EventLog(database)
-        async with WebhookDelivery(log, store, lease, sender, Metrics(), poll_s=poll_s):
+        async with WebhookDelivery(EventLog(database), store, lease, sender, Metrics(), poll_s=poll_s):
             yield
 
 
@@ -96,11 +95,14 @@ async def until(is_true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await work()
+def deliver(database: Database, *receivers: Receiver, is_done: Callable[[], bool] | None = None) -> None:
+    """Send events until none waits."""
 
-    asyncio.run(main())
+    async def work() -> None:
+        async with sending(database, *receivers):
+            await until(is_done or (lambda: waiting(database) == 0))
+
+    asyncio.run(work())
 
 
 @ON_BOTH
@@ -109,12 +111,7 @@ def test_events_arrive_signed_and_in_order(database: Database, gallery: Gallery,
     other = Store(database).galleries.create("h", "f" * 32, 8, GallerySettings())
     for number in range(0, 50, 5):
         report(database, other if number % 2 else gallery, *range(number, number + 5))
-
-    async def work() -> None:
-        async with sending(database, receiver):
-            await until(lambda: waiting(database) == 0)
-
-    run(work)
+    deliver(database, receiver)
     messages = receiver.messages
     assert numbers_of(receiver) == list(range(50))
     assert all(m.is_signed_by(webhook.secret) for m in messages)
@@ -127,12 +124,7 @@ def test_a_failed_event_is_repeated_before_later_ones(database: Database, galler
     webhook = subscribe(database, receiver)
     receiver.answers += [204, 500, 429, 302, 404, 204]
     report(database, gallery, 1, 2, 3)
-
-    async def work() -> None:
-        async with sending(database, receiver):
-            await until(lambda: waiting(database) == 0)
-
-    run(work)
+    deliver(database, receiver)
     assert numbers_of(receiver) == [1, 2, 2, 2, 2, 2, 3]
     repeated = [m for m in receiver.messages if m.document["data"]["number"] == 2]
     assert len({m.id for m in repeated}) == 1
@@ -145,21 +137,15 @@ def test_a_failed_event_is_repeated_before_later_ones(database: Database, galler
 def test_a_receiver_that_fails_delays_no_other(database: Database, gallery: Gallery, receiver: Receiver) -> None:
     with receiving() as failing:
         failing.status = 500
-        subscribe(database, failing)
-        subscribe(database, receiver)
+        for each in (failing, receiver):
+            subscribe(database, each)
         report(database, gallery, *range(30))
-
-        async def work() -> None:
-            async with OutboundHttp(Hosts(), origins=[receiver.origin, failing.origin]) as http:
-                store, lease, sender = (
-                    ReceiverStore(database),
-                    Lease(database, "webhooks"),
-                    WebhookSender(http),
-                )
-                async with WebhookDelivery(EventLog(database), store, lease, sender, Metrics(), poll_s=0.02):
-                    await until(lambda: len(receiver.messages) == 30 and len(failing.messages) > 1)
-
-        run(work)
+        deliver(
+            database,
+            receiver,
+            failing,
+            is_done=lambda: len(receiver.messages) == 30 and len(failing.messages) > 1,
+        )
         assert numbers_of(receiver) == list(range(30))
         assert set(numbers_of(failing)) == {0}
 
@@ -172,18 +158,13 @@ def test_a_receiver_says_when_it_is_tried_again(
     receiver.retry_after = "2"
     report(database, gallery, 1)
     began = time.monotonic()
-
-    async def work() -> None:
-        async with sending(database, receiver):
-            await until(lambda: waiting(database) == 0)
-
-    run(work)
+    deliver(database, receiver)
     assert time.monotonic() - began > 2
     receiver.answers += [429]
     receiver.retry_after = "Fri, 01 Jan 2100 00:00:00 GMT"  # further than the longest pause
     monkeypatch.setattr(rules, "LONGEST_RETRY", timedelta(seconds=0.1))
     report(database, gallery, 2)
-    run(work)
+    deliver(database, receiver)
     assert numbers_of(receiver) == [1, 1, 2, 2]
 
 
@@ -194,42 +175,35 @@ def test_a_receiver_that_is_gone_or_fails_for_a_week_is_switched_off_until_a_rep
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    webhook = subscribe(database, receiver)
-    store = ReceiverStore(database)
+    webhook, store = subscribe(database, receiver), ReceiverStore(database)
 
-    async def until_off() -> None:
-        async with sending(database, receiver):
-            await until(lambda: place(database).is_off)
-            sent = len(receiver.messages)
-            await asyncio.to_thread(report, database, gallery, 99)  # it is not stored for this receiver
-            await asyncio.sleep(0.2)
-            assert len(receiver.messages) == sent
-
-    async def until_sent() -> None:
-        async with sending(database, receiver):
-            await until(lambda: waiting(database) == 0)
+    def deliver_until_off() -> None:
+        deliver(database, receiver, is_done=lambda: place(database).is_off)
+        sent = len(receiver.messages)
+        report(database, gallery, 99)  # it is not stored for this receiver
+        deliver(database, receiver, is_done=lambda: not store.waiting())
+        assert len(receiver.messages) == sent
 
     report(database, gallery, 1, 2)
     receiver.answers += [410]
-    run(until_off)
+    deliver_until_off()
     assert numbers_of(receiver) == [1]
     assert place(database).error == "the receiver returned status 410"
     assert f"webhook {webhook.id} is switched off" in caplog.text
-    assert not store.waiting()
     assert store.replay(webhook) == 2
     assert place(database) == Place(Position(0, 0))
-    run(until_sent)
+    deliver(database, receiver)
     assert numbers_of(receiver) == [1, 1, 2]
     for module in (progress, outbox, places):
         monkeypatch.setattr(module, "GIVE_UP_AFTER", timedelta(seconds=0.3))
     receiver.status = 503
     report(database, gallery, 3)
-    run(until_off)
+    deliver_until_off()
     assert len(receiver.messages) > 5
     assert place(database).failing_since is not None
     receiver.status = 204
     assert store.replay(webhook) == 3
-    run(until_sent)
+    deliver(database, receiver)
     assert numbers_of(receiver)[-3:] == [1, 2, 3]
     assert len({message.id for message in receiver.messages}) == 3
 
@@ -240,18 +214,12 @@ def test_no_clock_delays_an_event(
 ) -> None:
     """Neither a decision while the clock was a day ahead, nor PostgreSQL's clock behind that of the service."""
     subscribe(database, receiver)
-    report(database, gallery, 1, at=datetime.now(UTC) + timedelta(days=1))
-    report(database, gallery, 2, at=datetime.now(UTC) - timedelta(days=30))
-    report(database, gallery, 3)
+    for number, days in ((1, 1), (2, -30), (3, 0)):
+        report(database, gallery, number, at=datetime.now(UTC) + timedelta(days=days))
     behind = datetime.now(UTC) - timedelta(seconds=60)
     monkeypatch.setattr(Database, "now", lambda *_: behind)
     began = time.monotonic()
-
-    async def work() -> None:
-        async with sending(database, receiver):
-            await until(lambda: len(receiver.messages) == 3)
-
-    run(work)
+    deliver(database, receiver, is_done=lambda: len(receiver.messages) == 3)
     assert time.monotonic() - began < 20
     assert numbers_of(receiver) == [1, 2, 3]
 
@@ -275,7 +243,7 @@ def test_an_event_is_sent_once_while_its_result_cannot_be_recorded(
                 await asyncio.sleep(0.5)
             await until(lambda: waiting(database) == 0)
 
-    run(work)
+    asyncio.run(work())
     assert numbers_of(receiver) == [1, 2, 3]
 
 
@@ -295,7 +263,7 @@ def test_a_receiver_that_is_away_or_silent_is_an_error(database: Database, recei
             elsewhere = WebhookStore(database).create("http://127.0.0.1:2/", None, EventFilter())
             assert (await sender.test(elsewhere)).error == "the address is not allowed, or its host does not exist"
 
-    run(work)
+    asyncio.run(work())
     assert receiver.messages[0].document["type"] == "test"
 
 
@@ -324,7 +292,7 @@ def test_other_addresses_are_refused(url: str) -> None:
             with raises_code("webhook_refused"):
                 sender.check(url)
 
-    run(work)
+    asyncio.run(work())
 
 
 @ON_BOTH
@@ -343,7 +311,7 @@ def test_one_process_sends_and_the_next_takes_over(database: Database, gallery: 
             await until(lambda: len(receiver.messages) == 31)
         assert time.monotonic() - began > 0.5  # while the dead process's lease lasted
 
-    run(work)
+    asyncio.run(work())
 
 
 def test_a_stopped_process_leaves_the_rest_to_the_next(
@@ -352,18 +320,9 @@ def test_a_stopped_process_leaves_the_rest_to_the_next(
     subscribe(database, receiver)
     report(database, gallery, 1, 2, 3)
     receiver.open.clear()
-
-    async def stopped() -> None:
-        async with sending(database, receiver):
-            await asyncio.sleep(0.5)
-
-    async def work() -> None:
-        async with sending(database, receiver):
-            await until(lambda: waiting(database) == 0)
-
-    run(stopped)
+    began = time.monotonic()
+    deliver(database, receiver, is_done=lambda: time.monotonic() > began + 0.5)
     assert waiting(database) == 3
     receiver.open.set()
-    run(work)
-    numbers = [m.document["data"]["number"] for m in receiver.messages]
-    assert [n for i, n in enumerate(numbers) if n not in numbers[:i]] == [1, 2, 3]
+    deliver(database, receiver)
+    assert [*dict.fromkeys(numbers_of(receiver))] == [1, 2, 3]
