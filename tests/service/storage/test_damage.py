@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable
 from contextlib import closing
@@ -16,13 +17,26 @@ import sqlalchemy as sa
 from models.vision.recognition import l2_normalize
 from service.cli.tools.doctor import check_database
 from service.core.errors import StorageDamagedError
-from service.domain.gallery import GallerySettings, NewTemplate
+from service.domain.gallery import GallerySettings, NewTemplate, SubjectFilter
 from service.security.sealing import vector_purpose
 from service.settings import load_settings
 from service.storage.damage import damage
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import SEALED
-from service.storage.db.tables import data_keys, metadata, receivers, secrets, subjects, vectors
+from service.storage.db.tables import (
+    crops,
+    data_keys,
+    idempotency,
+    job_items,
+    metadata,
+    receivers,
+    secrets,
+    subjects,
+    vectors,
+)
+from service.storage.db.tables import jobs as job_rows
+from service.storage.repositories.bulk_templates import BulkStore
+from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from tests.databases import ON_BOTH, TEXT, engine_of, open_database
 from tests.faults.workers import Node
@@ -54,18 +68,56 @@ def test_every_sealed_column_is_known() -> None:
 
 
 @ON_BOTH
-def test_an_altered_value_of_any_column_is_found(database: Database, url: str) -> None:
-    filled(database)
+def test_an_altered_value_of_any_column_is_found_and_never_passed_over(database: Database, url: str) -> None:
+    store, jobs, bulk = filled(database), JobStore(database), BulkStore(database)
     assert [*damage(database)] == []
+    gallery = store.galleries.get("one")
+    (job,), someone = jobs.list_jobs(gallery, (), None, 9), store.subjects.get(gallery, "s0").pk
+
+    def exported() -> None:
+        with bulk.open_export("one", with_crops=True) as reading:
+            list(reading.blocks())
+
+    reads: dict[sa.Column[Any], list[Callable[[], object]]] = {
+        subjects.c.sealed: [
+            lambda: store.subjects.get(gallery, "s0"),
+            lambda: store.subjects.list_page(gallery, None, 9, SubjectFilter()),
+            lambda: store.subjects.names(gallery, [someone]),
+            lambda: store.subjects.patch(gallery, "s0", {"tags": []}),
+            exported,
+        ],
+        vectors.c.vector: [
+            lambda: store.changes.snapshot(gallery),
+            lambda: store.changes.changed_subjects(gallery, 0, 9),
+            lambda: store.templates.vectors(gallery, "s0"),
+            exported,
+        ],
+        crops.c.sealed: [exported],
+        idempotency.c.sealed: [lambda: store.templates.stored_answer(gallery, "key 0", "digest")],
+        job_items.c.sealed: [lambda: jobs.items(job, None, 9)],
+        job_rows.c.problem: [lambda: jobs.job(job.id)],
+    }
     for column in (*SEALED, receivers.c.sealed, data_keys.c.wrapped):
         with database.read() as connection:
-            whole = connection.execute(sa.select(column).where(column.is_not(None)).limit(1)).scalar_one()
-        broken = whole[:-1] + bytes([whole[-1] ^ 1])
-        alter(url, sa.update(column.table).where(column == whole).values({column.name: broken}))
-        (found,) = damage(database)
-        assert "1 webhooks" in found or "cannot be read" in found or f": 1 values of {column} " in found
-        alter(url, sa.update(column.table).where(column == broken).values({column.name: whole}))
+            stored = connection.execute(sa.select(column).where(column.is_not(None))).scalars().all()
+        if column not in reads:
+            stored = stored[:1]
+        broken = {whole: whole[:-1] + bytes([whole[-1] ^ 1]) for whole in stored}
+        write = sa.update(column.table)
+        alter(url, *(write.where(column == a).values({column.name: b}) for a, b in broken.items()))
+        for read in reads.get(column, []) if database.file else []:  # on both in the same way
+            with pytest.raises(StorageDamagedError, match="cannot be decrypted"):
+                read()
+        found = "\n".join(damage(database))
+        assert re.search(f"1 webhooks|cannot be read|: [0-9]+ values of {column} ", found)
+        alter(url, *(write.where(column == b).values({column.name: a}) for a, b in broken.items()))
     assert [*damage(database)] == []
+    # The key of a row's own gallery opens it, wherever in the gallery it was put.
+    with database.read() as connection:
+        anothers = connection.execute(sa.select(subjects.c.sealed).where(subjects.c.pk == someone + 1)).scalar_one()
+    alter(url, subjects.update().where(subjects.c.pk == someone).values(sealed=anothers))
+    (swapped,) = damage(database)
+    assert swapped.startswith("gallery one: 1 values of subjects.sealed were altered")
 
 
 def test_the_doctor_opens_the_database(url: str) -> None:

@@ -1,32 +1,38 @@
-"""Audit log: recorded content, detection and location of later changes, and deletion by age."""
+"""Audit log: recorded content, detection and location of later changes, deletion by age, and lines of searches."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from service.cli.main import app
 from service.core.actor import Actor
-from service.core.errors import StorageDamagedError
+from service.core.errors import AuditWriteError, StorageDamagedError
+from service.domain.events import Event, EventFilter, Position
 from service.domain.gallery import Gallery, GallerySettings
 from service.storage.audit.log import AuditFilter, Entry, listed_lines, note, prune_lines, record_entries
-from service.storage.audit.writer import AuditWriter
+from service.storage.audit.writer import MAX_REFUSAL_LINES, AuditWriter, When
 from service.storage.db.audit_chain import PRUNED_LINES, SIGNED, Report, walk
 from service.storage.db.engine import Database
+from service.storage.events.log import EventLog
 from service.storage.privacy.backup import back_up, restore
 from service.storage.repositories.store import Store
+from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import ON_BOTH, engine_of, open_database
 from tests.postgres import DatabaseUrl
+from tests.service.storage.privacy.test_erasure import some
 
 LINES = 6
 Faults = list[tuple[str, int, int]]
@@ -199,42 +205,32 @@ def test_a_restored_backup_verifies_and_continues(
         assert report_of(empty) == Report(1, LINES + 1, [])
 
 
-def test_lines_of_a_deleted_gallery_are_kept(database: Database) -> None:
-    gallery = gallery_with_lines(database)
-    Store(database).galleries.delete("g")
-    record_entries(database, [Entry("searched", (gallery.pk, "g"))])  # of a concurrent search
-    assert report_of(database) == Report(0, LINES + 2, [])
-
-
-def test_one_rejected_line_blocks_no_others(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+@ON_BOTH
+def test_rejected_lines_block_no_others(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """PostgreSQL rejects a character NUL and long texts. SQLite stores both. No database stores an object."""
     gallery = gallery_with_lines(database, lines=1)
-    bad = Entry("searched", (gallery.pk, "g"), details={"who": object()}, actor=Actor("key:a"))
+    about = gallery.pk, "g"
+    Store(database).galleries.delete("g")  # during a search
+    bad = [
+        Entry("object", about, details={"who": object()}, actor=Actor("key:a")),
+        Entry("null", about, subject="a\0"),
+        Entry("long", about, actor=Actor("k" * 100)),
+    ]
 
     async def work() -> None:
         async with AuditWriter(database, "soon") as writer:
-            await asyncio.gather(*(writer.write(entry) for entry in (Entry("one"), bad, Entry("two"))))
+            await asyncio.gather(*(writer.write(entry) for entry in (Entry("one"), *bad, Entry("two"))))
         assert writer.backlog() == (0, 0)
 
-    asyncio.run(work())
-    found = [(one.event, one.outcome, one.details) for one in listed_lines(database, AuditFilter(), None, 3)]
-    assert found == [("two", "done", {}), ("searched", "incomplete", {}), ("one", "done", {})]
+    with caplog.at_level(logging.DEBUG, "kith.audit"):
+        asyncio.run(work())
+    listed = listed_lines(database, AuditFilter(), None, 5)
+    assert [one.event for one in listed] == ["two", "long", "null", "object", "one"]
+    assert [(one.outcome, one.details) for one in listed[3:]] == [("incomplete", {}), ("done", {})]
     assert report_of(database).faults == []
     assert "without its content" in caplog.text
-
-
-@ON_BOTH
-def test_a_line_that_postgresql_rejects_blocks_no_others(database: Database) -> None:
-    """PostgreSQL rejects a character NUL and long texts. SQLite stores both."""
-    record_entries(database, [Entry("one"), Entry("two", subject="a\0"), Entry("three", actor=Actor("k" * 100))])
-    assert [one.event for one in listed_lines(database, AuditFilter(), None, 9)] == ["three", "two", "one"]
-    assert report_of(database).faults == []
-
-
-def test_lines_are_logged_as_json(database: Database, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "kith.audit"):
-        record_entries(database, [Entry("event", details={"count": 2})])
-    (said,) = [json.loads(record.message) for record in caplog.records if record.name == "kith.audit"]
-    assert (said["number"], said["event"], said["details"]) == (1, "event", {"count": 2})
+    said = [json.loads(record.message) for record in caplog.records if record.name == "kith.audit"]
+    assert (said[-1]["number"], said[-1]["event"], said[-1]["details"]) == (listed[0].number, "two", {})
 
 
 def test_commands_report_violations_with_an_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,24 +261,175 @@ def test_commands_report_violations_with_an_exit_status(tmp_path: Path, monkeypa
 def test_lines_are_filtered_by_content(database: Database) -> None:
     gallery = gallery_with_lines(database)
     whose = gallery.seal.pseudonym("subject", "bob")
-    late = datetime.now(UTC)
+    late, about = datetime.now(UTC), (gallery.pk, "g")
     entries = [
-        Entry("searched", (gallery.pk, "g"), whose, actor=Actor("key:a", "r1")),
-        Entry("searched", (gallery.pk, "g"), details={"subjects": ["0" * 32, whose]}, actor=Actor("key:b")),
+        Entry("searched", about, whose, actor=Actor("key:a", "r1")),
+        Entry("searched", about, details={"subjects": ["0" * 32, whose]}, actor=Actor("key:b")),
         Entry("access_refused", actor=Actor("key:b")),
     ]
     record_entries(database, entries)
-
-    def events(**chosen: Any) -> list[str]:
-        return [listed.event for listed in listed_lines(database, AuditFilter(**chosen), None, 100)]
-
-    assert events(gallery_pk=gallery.pk, event="searched") == ["searched"] * 2
-    assert events(actor="key:b") == ["access_refused", "searched"]
-    assert events(subject=whose) == ["searched"] * 2
-    assert events(since=late) == ["access_refused", "searched", "searched"]
-    assert events(gallery_pk=gallery.pk, until=late) == ["event"] * (LINES - 1) + ["gallery_created"]
-    assert events(gallery="g", event="gallery_created") == ["gallery_created"]
-    first, second = listed_lines(database, AuditFilter(), None, 2)
-    (third,) = listed_lines(database, AuditFilter(), second.number, 1)
-    assert third.number < first.number
+    for chosen, events in (
+        (AuditFilter(gallery_pk=gallery.pk, event="searched"), ["searched"] * 2),
+        (AuditFilter(actor="key:b"), ["access_refused", "searched"]),
+        (AuditFilter(subject=whose), ["searched"] * 2),
+        (AuditFilter(since=late), ["access_refused", "searched", "searched"]),
+        (AuditFilter(gallery_pk=gallery.pk, until=late), ["event"] * (LINES - 1) + ["gallery_created"]),
+        (AuditFilter(gallery="g", event="gallery_created"), ["gallery_created"]),
+    ):
+        assert [listed.event for listed in listed_lines(database, chosen, None, 100)] == events
     assert listed_lines(database, AuditFilter(actor="key:a"), None, 1)[0].request_id == "r1"
+
+
+# The writer
+
+ONE = [{"outcome": "identified", "subject": "ada"}]
+SEVERAL = [*ONE, {"outcome": "identified", "subject": "bob"}, {"outcome": "unknown"}, {"outcome": "unknown"}]
+
+
+def with_writer(
+    database: Database, when: When, work: Callable[[AuditWriter], Awaitable[None]], most: int = 1000
+) -> None:
+    async def run() -> None:
+        async with AuditWriter(database, when, most) as writer:
+            await work(writer)
+
+    asyncio.run(run())
+
+
+def stored_lines(database: Database, **chosen: Any) -> list[tuple[str, str, dict[str, Any]]]:
+    found = listed_lines(database, AuditFilter(**chosen), None, 1000)
+    return [(listed.event, listed.outcome, listed.details) for listed in reversed(found)]
+
+
+def refuse_lines(url: str, refuse: bool) -> None:
+    """Make the database reject audit lines, as if it were full."""
+    engine = engine_of(url)
+    with engine.begin() as connection:
+        if connection.dialect.name == "sqlite":
+            full = "CREATE TRIGGER full BEFORE INSERT ON audit BEGIN SELECT RAISE(ABORT, 'full'); END"
+            connection.exec_driver_sql(full if refuse else "DROP TRIGGER full")
+        else:
+            full = "ALTER TABLE audit ADD CONSTRAINT audit_full CHECK (number < 0) NOT VALID"
+            connection.exec_driver_sql(full if refuse else "ALTER TABLE audit DROP CONSTRAINT audit_full")
+    engine.dispose()
+
+
+@pytest.mark.parametrize("when", ["soon", "before", "off"])
+def test_events_of_a_search_are_stored_on_return(database: Database, url: str, when: When) -> None:
+    gallery = gallery_with_lines(database, lines=1)
+    WebhookStore(database).create("https://receiver.example/", None, EventFilter())
+    stranger = Event("decision", {"outcome": "unknown"})
+
+    def stored() -> int:
+        return len(EventLog(database).read(Position(0, 0), EventFilter()).events)
+
+    async def work(writer: AuditWriter) -> None:
+        for count in (2, 4):
+            await writer.searched(gallery, SEVERAL, [stranger, stranger])
+            assert stored() == count
+        refuse_lines(url, True)
+        if when != "off":
+            with pytest.raises(AuditWriteError):
+                await writer.searched(gallery, SEVERAL, [stranger])
+        refuse_lines(url, False)
+        assert stored() == count  # neither line nor event
+
+    with_writer(database, when, work)
+    assert len(stored_lines(database, event="searched")) == (0 if when == "off" else 2)
+
+
+def test_concurrent_searches_share_a_transaction_and_closing_writes_all(database: Database) -> None:
+    galleries, commits = [gallery_with_lines(database, name, 1) for name in ("one", "other")], list[object]()
+    sa.event.listen(database.engine, "commit", commits.append)
+
+    async def before(writer: AuditWriter) -> None:
+        await asyncio.gather(*(writer.searched(gallery, SEVERAL) for gallery in galleries * 50))
+        assert len(stored_lines(database, event="searched")) == 100 and len(commits) < 20
+
+    async def soon(writer: AuditWriter) -> None:
+        for _ in range(800):
+            await writer.searched(galleries[0], ONE)
+
+    with_writer(database, "before", before)
+    with_writer(database, "soon", soon)
+    assert len(stored_lines(database, event="searched")) == 900
+
+
+@ON_BOTH
+def test_a_failing_database_delays_searches_only_with_the_setting_before(database: Database, url: str) -> None:
+    gallery = gallery_with_lines(database, lines=1)
+
+    async def soon(writer: AuditWriter) -> None:
+        refuse_lines(url, True)
+        for _ in range(4):
+            await writer.searched(gallery, ONE)
+        await writer.written()
+        writer.check()  # not full yet
+        writer.record_refusal("key:a", "unauthorized")
+        for _ in range(3):
+            await writer.searched(gallery, ONE)
+        with pytest.raises(AuditWriteError, match="5 audit lines wait for the database, 2 are lost"):
+            writer.check()
+        with pytest.raises(AuditWriteError):
+            await writer.write(Entry("gallery_exported", (gallery.pk, "g")))
+        refuse_lines(url, False)
+        await writer.written()
+        writer.check()
+
+    with_writer(database, "soon", soon, most=5)
+    written = stored_lines(database)
+    assert [event for event, *_ in written].count("searched") == 5
+    assert written[-2:] == [
+        ("access_refused", "unauthorized", {"count": 1}),
+        ("audit_lines_lost", "failed", {"lines": 2}),
+    ]
+
+    async def before(writer: AuditWriter) -> None:
+        refuse_lines(url, True)
+        with pytest.raises(AuditWriteError):
+            await writer.searched(gallery, ONE)
+        refuse_lines(url, False)
+        await writer.searched(gallery, ONE)
+
+    with_writer(database, "before", before)
+    assert len(stored_lines(database, event="searched")) == 6
+    assert report_of(database).faults == []
+
+
+def test_a_flood_of_refusals_is_counted(database: Database) -> None:
+    async def work(writer: AuditWriter) -> None:
+        for number in range(1000):
+            writer.record_refusal(f"key:{number % 100}", "unauthorized")
+        await writer.written()
+
+    with_writer(database, "off", work)
+    written = stored_lines(database, event="access_refused")
+    assert sum(details["count"] for *_, details in written) == 1000
+    assert len(written) <= 2 * (MAX_REFUSAL_LINES + 1)
+
+
+@ON_BOTH
+def test_two_processes_and_a_gallery_writer_share_the_chain(database: Database, url: str) -> None:
+    galleries = [gallery_with_lines(database, f"g{n}", 1) for n in range(4)]
+
+    async def work(writer: AuditWriter) -> None:
+        for _ in range(20):
+            await asyncio.gather(*(writer.searched(gallery, ONE) for gallery in galleries))
+            await writer.write(Entry("key_created"))
+
+    async def both() -> None:
+        with closing(open_database(url)) as other:
+            await asyncio.gather(
+                *(asyncio.to_thread(with_writer, each, "before", work) for each in (database, other)),
+                asyncio.to_thread(enroll, Store(database), galleries),
+            )
+
+    asyncio.run(both())
+    # Each gallery: its creation, 40 searches and 20 enrollments. The service: 40 keys.
+    assert report_of(database) == Report(0, 4 * 61 + 40, [])
+
+
+def enroll(store: Store, galleries: list[Gallery]) -> None:
+    for template in some(np.random.default_rng(0), 20):
+        for gallery in galleries:
+            store.templates.enroll(gallery, "ada", [replace(template, crop=None)], None)

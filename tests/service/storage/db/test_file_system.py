@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from service.cli.terminal import EXIT_FAILED
 from service.core.errors import StorageBusyError
 from service.storage.db import engine
 from tests.databases import open_database
@@ -54,6 +53,7 @@ def opening(folder: Path, *faults: Fault, steps: str = AT_START) -> dict[str, st
 
 
 NO_LOCKS = "does not lock files, which SQLite needs"
+LATE = "the file system does not lock or share files"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,10 @@ NO_LOCKS = "does not lock files, which SQLite needs"
                 (full_disk(), "storage_full", "", "Free disk space"),
             )
         ),
+        *(
+            (False, faults, "storage_unavailable", LATE, "local disk")
+            for faults in (failing_locks(errno.EOPNOTSUPP), failing_shared_memory())
+        ),
     ],
 )
 def test_the_fault_of_a_file_system_is_reported(
@@ -81,81 +85,32 @@ def test_the_fault_of_a_file_system_is_reported(
     """Failing locks are not taken for locks of others."""
     if existing:
         open_database(f"sqlite:///{tmp_path / 'kith.db'}").close()
-    document = opening(tmp_path, *faults)
+    document = opening(tmp_path, *faults, steps=LATER if LATE in detail else AT_START)
     assert document["code"] == code
     assert detail in document["detail"] and remedy in document["remedy"]
 
 
 def test_a_database_that_another_process_writes_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "kith.db"
-    open_database(f"sqlite:///{file}").close()
+    url = f"sqlite:///{tmp_path / 'kith.db'}"
+    open_database(url).close()
     monkeypatch.setattr(engine, "BUSY_TIMEOUT_MS", 50)
-    writer = (
-        f"import sqlite3; sqlite3.connect({str(file)!r}, isolation_level=None).execute('BEGIN IMMEDIATE'); "
-        "print(flush=True); input()"
-    )
-    with subprocess.Popen([sys.executable, "-c", writer], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        assert other.stdin is not None
-        other.stdout.readline()
+    with closing(sqlite3.connect(tmp_path / "kith.db", isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
         with pytest.raises(StorageBusyError, match="database is locked") as busy:
-            open_database(f"sqlite:///{file}")
-        other.stdin.close()
+            open_database(url)
     assert "Another process writes" in busy.value.remedy
     assert "local disk" not in busy.value.remedy
-    open_database(f"sqlite:///{file}").close()
-
-
-SERVING = """
-import sys
-from service.cli.main import main
-install_faults()
-sys.argv = ["kith", *ARGUMENTS]
-main()
-"""
-
-
-@pytest.mark.parametrize(
-    ("existing", "command", "faults", "code", "said"),
-    [
-        (False, "serve", failing_locks(), "storage_unavailable", "does not lock files"),
-        (True, "gallery list", failing_locks(), "storage_unavailable", "does not lock files"),
-        (True, "serve", full_disk(), "storage_full", "disk"),
-        (False, "serve", failing_folder_locks(), "master_key", "does not lock folders"),
-    ],
-)
-def test_commands_print_one_error(
-    tmp_path: Path, existing: bool, command: str, faults: list[Fault], code: str, said: str
-) -> None:
-    file = tmp_path / "data" / "kith.db"
-    file.parent.mkdir()
-    if existing:
-        open_database(f"sqlite:///{file}").close()
-    environment = os.environ | {"KITH_PORT": "0", "KITH_DATA_DIR": str(file.parent), "KITH_RUNTIME": "onnxruntime"}
-    if code == "master_key":
-        del environment["KITH_MASTER_KEY"]
-    done = run_failing(f"ARGUMENTS = {command.split()}\n{SERVING}", *faults, env=environment, cwd=tmp_path)
-    assert done.returncode == EXIT_FAILED, done.stderr
-    assert f"({code})" in done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("faults", [failing_locks(errno.EOPNOTSUPP), failing_shared_memory()])
-def test_locks_that_fail_later_are_reported(tmp_path: Path, faults: list[Fault]) -> None:
-    document = opening(tmp_path, *faults, steps=LATER)
-    assert document["code"] == "storage_unavailable"
-    assert "the file system does not lock or share files" in document["detail"]
-    assert "local disk" in document["remedy"]
+    open_database(url).close()
 
 
 def test_locks_of_other_files_that_fail_are_reported(tmp_path: Path) -> None:
-    """The lock of a model download, and the lock of a shared index."""
+    """The locks of a model download, of a shared index, and of a new master key."""
     program = f"""
 from pathlib import Path
 from models.errors import PackError
 from models.pack.pull import _locked
-from service.core.errors import StorageError
+from service.core.errors import MasterKeyError, StorageError
+from service.security.master_keys import KeyFile, MasterKeys
 from service.storage.repositories.shared_indexes import SharedIndexes
 from types import SimpleNamespace
 install_faults()
@@ -170,8 +125,13 @@ try:
         pass
 except StorageError as error:
     print(error, error.remedy)
+try:
+    MasterKeys(KeyFile(folder / "key", may_make=True)).first()
+except MasterKeyError as error:
+    print(error)
 """
     done = run_failing(program, *failing_folder_locks())
-    pulled, shared = done.stdout.splitlines()
+    pulled, shared, made = done.stdout.splitlines()
+    assert "does not lock folders: Bad file descriptor" in made
     assert pulled == f"models_dir: {tmp_path} does not lock files (Bad file descriptor)"
     assert shared.startswith(f"{tmp_path}/kith.db-turn cannot be locked: Bad file descriptor Put the database")

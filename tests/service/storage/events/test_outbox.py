@@ -1,8 +1,12 @@
-"""The outbox: an event is stored if and only if what it reports is, and without receivers nothing is written."""
+"""Events: stored if and only if what they report is, read in order, bounded, and erased with their subjects."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -11,23 +15,29 @@ import sqlalchemy as sa
 
 from service.core.clock import Clock
 from service.core.errors import StorageError
-from service.domain.events import Event, EventFilter, Position
-from service.domain.gallery import Gallery, GallerySettings, NewTemplate
+from service.domain.events import GIVE_UP_AFTER, Event, EventFilter, Position
+from service.domain.gallery import Gallery, GallerySettings, Item, NewTemplate
 from service.storage.audit.log import record_entries
 from service.storage.db.engine import Database
 from service.storage.db.tables import events, leases, receivers
-from service.storage.events.log import EventLog
-from service.storage.events.outbox import Webhook, publish
+from service.storage.events import outbox as outbox_module
+from service.storage.events.log import PAGE, EventLog
+from service.storage.events.outbox import XID, Place, Webhook, publish
+from service.storage.repositories import erasures
+from service.storage.repositories import receivers as receiver_repository
 from service.storage.repositories import webhooks as webhook_repository
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
-from tests.databases import ON_BOTH, open_database
+from tests.databases import ON_BOTH, ON_POSTGRESQL, open_database
+from tests.receivers import receiving
 from tests.refusals import raises_code
-from tests.service.storage.privacy.test_erasure import items_of, some
+from tests.service.operations.test_webhook_delivery import sending
+from tests.service.storage.privacy.test_erasure import some
 
+BEGIN = Position(0, 0)
 URL = "https://receiver.example/kith?token=hidden"
 
 
@@ -48,7 +58,7 @@ def subscribe(database: Database, **chosen: Any) -> Webhook:
 
 def pending(outbox: EventLog) -> list[dict[str, Any]]:
     """Return the bodies of all stored events."""
-    page = outbox.read(Position(0, 0), EventFilter())
+    page = outbox.read(BEGIN, EventFilter())
     assert not page.has_more
     return [event.document for event in page.events]
 
@@ -93,6 +103,9 @@ def test_writes_are_reported_in_order(
     jobs.enroll(job, store.galleries.get("g"), "bob", [("bob/1.jpg", some(rng)[0])], [], 1)
     jobs.finish(job, "succeeded")
     jobs.cancel(jobs.create(gallery, "enrollment", {}).id)
+    (template,) = some(rng)
+    for _ in range(2):  # the second import finds the template present
+        BulkStore(database).add(store.galleries.get("g"), [Item("eve", template)], {})
     found = pending(outbox)
     assert [(f["type"], f["data"].get("subject")) for f in found] == [
         ("enrollment", "ada"),
@@ -100,11 +113,13 @@ def test_writes_are_reported_in_order(
         ("enrollment", "bob"),
         ("job_finished", None),
         ("job_finished", None),
+        ("enrollment", None),
     ]
     assert {f["data"]["gallery"] for f in found} == {"g"}
     assert found[0]["data"] == {"gallery": "g", "subject": "ada", "template_count": 2}
     assert (found[3]["data"]["state"], found[3]["data"]["done_count"]) == ("succeeded", 1)
     assert found[4]["data"]["state"] == "canceled"
+    assert found[5]["data"] == {"gallery": "g", "subject_count": 1, "template_count": 1}
     (waiting,) = ReceiverStore(database).waiting()
     assert ReceiverStore(database).waiting_counts() == {waiting.pk: len(found)}
 
@@ -181,18 +196,228 @@ def test_galleries_know_who_wants_their_decisions(url: str, database: Database, 
     elsewhere.close()
 
 
+# The log
+
+
+@pytest.fixture
+def log(database: Database, gallery: Gallery) -> EventLog:
+    ReceiverStore(database).claim("stream")
+    return EventLog(database)
+
+
+def decision(number: int, subject: str | None = None) -> Event:
+    return Event("decision", {"outcome": "unknown", "number": number}, subject)
+
+
+def report(database: Database, *new: Event, name: str = "g") -> None:
+    record_entries(database, [], [(Store(database).galleries.get(name), new)])
+
+
+def read_all(log: EventLog, after: Position = BEGIN) -> list[int]:
+    numbers, has_more = list[int](), True
+    while has_more:
+        found, after, has_more = log.read(after, EventFilter())
+        numbers += [event.document["data"]["number"] for event in found]
+    return numbers
+
+
+def age(database: Database, days: int) -> None:
+    """Make all stored events and receivers older."""
+    then = datetime.now(UTC) - timedelta(days=days)
+    with database.write(StorageError("conflict")) as connection:
+        connection.execute(events.update().values(at=then))
+        connection.execute(receivers.update().values(used_at=then))
+
+
+@ON_BOTH
+def test_events_are_read_in_order(database: Database, log: EventLog) -> None:
+    count = 2 * PAGE + 1
+    report(database, *(decision(number) for number in range(count)))
+    assert read_all(log) == list(range(count))
+    first = log.read(BEGIN, EventFilter()).events[0]
+    assert read_all(log, first.position) == list(range(1, count))
+    assert first.document.keys() == {"type", "timestamp", "data"}
+
+
+@ON_POSTGRESQL
+def test_an_event_that_commits_late_is_not_passed_over(database: Database, log: EventLog, gallery: Gallery) -> None:
+    Store(database).galleries.create("other", "f" * 32, 8, GallerySettings())
+    report(database, decision(0))
+    began = log.end()
+    with database.write(StorageError("conflict")) as connection:
+        connection.execute(XID)  # as a first write does
+        report(database, decision(2), name="other")  # of a later transaction, which commits earlier
+        assert read_all(log, began) == []
+        publish(database.vault, connection, gallery, [decision(1)])
+    assert read_all(log, began) == [1, 2]
+
+
+@ON_BOTH
+def test_a_bounded_number_stays_stored_for_a_bounded_time(
+    database: Database, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver_repository, "MAX_KEPT", 3)
+    store = ReceiverStore(database)
+    report(database, *(decision(number) for number in range(9)))
+    store.sweep(Clock())
+    assert read_all(log) == [6, 7, 8]
+    _, floor, _ = store.built_in("stream")
+    assert len(read_all(log, floor.position)) == 3  # streams behind it are told that they missed events
+    age(database, 8)
+    store.claim("stream")
+    store.sweep(Clock())
+    assert read_all(log) == []
+    assert store.built_in("stream")[1].position > floor.position
+
+
+@ON_BOTH
+def test_events_that_a_receiver_waits_for_outlive_a_clock_that_is_ahead(database: Database, log: EventLog) -> None:
+    store, made = ReceiverStore(database), subscribe(database)
+    report(database, *(decision(number) for number in range(65)))
+    age(database, 8)  # as a clock sees them that is eight days ahead
+    store.sweep(Clock())
+    assert len(read_all(log)) == 65
+    store.record(made.pk, made.place, Place(log.end()))
+    now = datetime.now(UTC)
+    ticks = iter([now, now + timedelta(days=8)])
+    store.sweep(Clock(lambda: next(ticks), lambda: 0.0))  # it jumped: no event is deleted by its age
+    assert store.replay(WebhookStore(database).get(made.id)) == 65
+    store.record(made.pk, Place(Position(0, 0)), Place(Position(0, 0), GIVE_UP_AFTER.total_seconds(), now, "away"))
+    store.sweep(Clock())  # it is switched off, and nothing waits for it
+    assert read_all(log) == []
+
+
+def test_nothing_is_stored_after_nobody_read_for_a_week(database: Database, log: EventLog) -> None:
+    store = ReceiverStore(database)
+    store.claim("stream")  # again: it is extended
+    report(database, decision(1))
+    store.sweep(Clock())
+    assert read_all(log) == [1]
+    age(database, 8)
+    store.sweep(Clock())
+    report(database, decision(2))
+    assert read_all(log) == []
+    with database.read() as connection:
+        assert connection.execute(sa.select(receivers)).all() == []
+    store.claim("stream")
+    report(database, decision(3))
+    assert read_all(log) == [3]
+
+
+@ON_POSTGRESQL
+def test_a_log_from_another_postgresql_server_goes_on(database: Database, log: EventLog) -> None:
+    made = subscribe(database)
+    report(database, decision(0))
+    far = log.end().xid + 1_000_000
+    with database.write(StorageError("conflict")) as connection:
+        connection.execute(events.update().values(xid=far))
+        connection.execute(receivers.update().values(xid=far + 1, event_pk=0))
+    ReceiverStore(database).sweep(Clock())
+    report(database, decision(1))
+    assert read_all(log) == [0, 1]
+    assert [webhook.id for webhook in ReceiverStore(database).waiting()] == [made.id]
+
+
+def test_events_are_of_subjects_that_exist(database: Database, store: Store, gallery: Gallery, log: EventLog) -> None:
+    report(database, decision(9, "nobody"))
+    with pytest.raises(StorageError):
+        report(database, Event("stranger_first_seen", {"number": 9}, stranger_pk=99))
+    assert read_all(log) == []
+    for number, name in enumerate(("ada", "bob")):
+        store.subjects.put(gallery, name, None, {}, [])
+        report(database, decision(number, name))
+    store.subjects.merge(store.galleries.get("g"), "bob", "ada")
+    assert read_all(log) == [0, 1]
+    store.subjects.delete(store.galleries.get("g"), "ada")
+    assert read_all(log) == []
+
+
+# At the same time
+
+
 def test_a_webhook_beyond_the_limit_is_refused(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook_repository, "MAX_WEBHOOKS", 2)
-    subscribe(database)
+    monkeypatch.setattr(webhook_repository, "MAX_WEBHOOKS", 1)
     subscribe(database)
     with raises_code("too_many_webhooks"):
         subscribe(database)
 
 
-def test_imports_are_reported(database: Database, gallery: Gallery, outbox: EventLog, rng: np.random.Generator) -> None:
+def in_thread(function: Callable[..., Any], *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=function, args=arguments)
+    thread.start()
+    thread.join(1)  # it may have to wait for the caller's transaction
+    return thread
+
+
+def after(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, then: Callable[..., Any], *arguments: Any
+) -> list[threading.Thread]:
+    """Call ``then`` once in a thread, after the first call of a function of a module."""
+    function, threads = getattr(module, name), list[threading.Thread]()
+
+    def wrapped(*given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(module, name, function)
+        result = function(*given, **named)
+        threads.append(in_thread(then, *arguments))
+        return result
+
+    monkeypatch.setattr(module, name, wrapped)
+    return threads
+
+
+@ON_POSTGRESQL
+def test_no_event_of_a_subject_is_stored_while_it_is_erased(
+    database: Database, store: Store, gallery: Gallery, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enroll(store, gallery, "ada", rng)
     subscribe(database)
-    (template,) = some(rng)
-    for _ in range(2):  # the second import finds the template present
-        BulkStore(database).add(gallery, items_of("ada", template), {})
-    (found,) = pending(outbox)
-    assert found["data"] == {"gallery": "g", "subject_count": 1, "template_count": 1}
+    threads = after(monkeypatch, erasures, "erase", report, database, decision(1, "ada"))
+    store.subjects.delete(gallery, "ada")
+    threads[0].join(10)
+    assert pending(EventLog(database)) == []
+
+
+@ON_POSTGRESQL
+@pytest.mark.parametrize("kind", ["search", "enrollment"])
+def test_writes_succeed_while_a_webhook_is_deleted(
+    database: Database,
+    store: Store,
+    gallery: Gallery,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    webhooks, made = WebhookStore(database), subscribe(database)
+    threads = after(monkeypatch, outbox_module, "read_webhooks", webhooks.delete, made.id)
+    if kind == "search":
+        report(database, decision(1))
+    else:
+        enroll(store, gallery, "ada", rng)
+    threads[0].join(10)
+    assert list(webhooks.list_all()) == []
+
+
+@ON_BOTH
+@pytest.mark.parametrize("what", ["webhook", "subject"])
+def test_waiting_events_are_not_sent_after_a_deletion(
+    database: Database, store: Store, gallery: Gallery, what: str, rng: np.random.Generator
+) -> None:
+    webhooks = WebhookStore(database)
+    enroll(store, gallery, "ada", rng)
+    with receiving() as receiver:
+        made = webhooks.create(f"{receiver.origin}/x", None, EventFilter())
+        report(database, *(decision(number, "ada") for number in range(5)))
+        receiver.open.clear()
+
+        async def work() -> None:
+            async with sending(database, receiver):
+                await asyncio.sleep(0.5)  # the first event is under way
+                if what == "webhook":
+                    await asyncio.to_thread(webhooks.delete, made.id)
+                else:
+                    await asyncio.to_thread(store.subjects.delete, gallery, "ada")
+                receiver.open.set()
+                await asyncio.sleep(1)
+
+        asyncio.run(work())
+        assert len(receiver.messages) <= 1

@@ -12,7 +12,6 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryMovedError
 from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
-from service.index.follower import Followers, in_process
 from service.risk.evidence import impostor_evidence
 from service.risk.gallery_risks import GalleryRisks
 from service.storage.db.engine import Database
@@ -85,37 +84,6 @@ def switch(database: Database, generations: GenerationStore, number: int) -> Non
     owned = job(database)
     assert generations.switch(view(Store(database), number), owned, embed, (), 1.0)
     JobStore(database).finish(owned, "succeeded")
-
-
-def test_a_generation_in_preparation_is_searched_like_any_gallery(
-    database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
-) -> None:
-    followers = Followers(in_process(store))
-    for i in range(6):
-        store.templates.enroll(gallery, f"s{i}", [template(rng)], None)
-    n = started(store, generations)
-    filled = view(store, n)
-    assert (filled.fingerprint, filled.dimension, filled.current_generation) == (NEW, NEW_D, 0)
-    probe = vector(rng, NEW_D)[None]
-    assert followers.catch_up_blocking(filled).search(probe, 3) == ([[]], 0)
-    fill(generations, job(database), filled)
-    assert generations.embedded_count(filled) == 6
-    seen = store.changes.snapshot(filled)
-    (hits,), compared = followers.catch_up_blocking(filled).search(probe, 6)
-    assert compared == 6
-    assert [h.similarity for h in hits] == pytest.approx(
-        sorted((seen.vectors @ probe[0]).tolist(), reverse=True), abs=1e-5
-    )
-    # The present index is none the wiser.
-    (hits,), compared = followers.catch_up_blocking(now(store)).search(store.changes.snapshot(gallery).vectors[:1], 1)
-    assert compared == 6 and hits[0].similarity == pytest.approx(1, abs=1e-5)
-    # A deletion and a move are of both.
-    store.subjects.delete(now(store), "s5")
-    assert [
-        followers.catch_up_blocking(view(store, k)).search(np.eye(1, d, dtype=np.float32), 9)[1]
-        for k, d in ((0, OLD_D), (n, NEW_D))
-    ] == [5, 5]
-    followers.close()
 
 
 def test_repeated_steps_have_no_further_effect(

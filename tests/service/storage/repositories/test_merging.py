@@ -90,23 +90,6 @@ def test_everything_of_one_is_the_others(database: Database, store: Store) -> No
     assert lines[1].details["changed"] == ["metadata", "name", "tags"]
 
 
-def test_what_is_done_is_told_again_and_not_done_again(store: Store) -> None:
-    begun = store.galleries.get("g")
-    first = store.subjects.merge(begun, "countess", "ada")
-    for gallery in (begun, store.galleries.get("g")):  # repeated before the answer came, or after
-        again = store.subjects.merge(gallery, "countess", "ada")
-        assert (again.subject, again.template_count, again.receipt.id) == (first.subject, 3, first.receipt.id)
-    with pytest.raises(SubjectNotFoundError) as elsewhere:
-        store.subjects.merge(store.galleries.get("g"), "countess", "tom")
-    assert elsewhere.value.document()["receipt"]["id"] == first.receipt.id
-    store.subjects.delete(store.galleries.get("g"), "tom")
-    for subject, into in (("tom", "ada"), ("ada", "nobody"), ("nobody", "ada")):
-        with pytest.raises(SubjectNotFoundError):
-            store.subjects.merge(store.galleries.get("g"), subject, into)
-    with pytest.raises(InvalidRequestError):
-        store.subjects.merge(store.galleries.get("g"), "ada", "ada")
-
-
 def test_it_is_done_whole_or_not_at_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     gallery = store.galleries.get("g")
     before = [store.subjects.get(gallery, name) for name in ("ada", "countess")]
@@ -137,6 +120,10 @@ def test_over_http(kith: Kith, gallery: str, server: str) -> None:
         with pytest.raises(KithClientError) as refused:
             kith.merge_subject(gallery, subject, into)
         assert refused.value.code == code
+        assert "receipt" not in refused.value.problem
+    with pytest.raises(KithClientError, match="subject_not_found") as elsewhere:
+        kith.merge_subject(gallery, "countess", "augusta")
+    assert elsewhere.value.problem["receipt"]["id"] == done.receipt.id
     command = ["subject", "merge", "augusta", "-g", gallery, "--into", "ada", "--url", server]
     assert CliRunner().invoke(app, command, input="n\n").exit_code != 0
     assert "1 templates moved, 3 in total" in CliRunner().invoke(app, [*command, "--yes"]).output

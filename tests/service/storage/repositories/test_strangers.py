@@ -6,6 +6,7 @@ import json
 import threading
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -48,7 +49,6 @@ from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.strangers import Recall, Sighting
 from tests.databases import ON_BOTH, change_recognizer, open_database
-from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
 from tests.service.storage.events.test_outbox import pending, subscribe
 
@@ -183,42 +183,18 @@ def test_diverse_templates_are_kept_up_to_the_limit(database: Database, store: S
     assert see(store, gallery, person(0, 1.0))[0].id == found.id
 
 
-def test_servers_share_the_strangers(url: str, store: Store, gallery: Gallery) -> None:
-    with closing(open_database(url)) as second:
-        other = Store(second)
-        there = other.galleries.get("g")
-        (first,) = see(store, gallery, person(0))
-        assert see(other, there, person(0))[0].id == first.id
-        (later,) = see(other, there, person(1))
-        assert see(store, gallery, person(1))[0].id == later.id
-        other.strangers.forget(there, later.id)
-        assert see(store, store.galleries.get("g"), person(1))[0].id != later.id
-        # A visit that another server noted is not counted again.
-        arrival = NOW + timedelta(hours=1)
-        assert see(other, other.galleries.get("g"), person(0), at=arrival)[0].seen_count == 2
-        assert see(store, store.galleries.get("g"), person(0), at=arrival)[0].seen_count == 2
-
-
 @ON_BOTH
 def test_servers_that_meet_one_person_at_once_agree(url: str, store: Store, gallery: Gallery) -> None:
-    ids: list[str] = []
-    faces = [person(number) for number in range(6)]
-    start = threading.Barrier(4)
+    faces, start = [person(number) for number in range(6)], threading.Barrier(4)
 
-    def meet() -> None:
-        with closing(open_database(url)) as own:
-            apart = Store(own)
+    def meet(_: int) -> list[str]:
+        with closing(Store(open_database(url))) as apart:
             there = apart.galleries.get("g")
             start.wait()
-            for face in faces:
-                ids.extend(one.id for one in see(apart, there, face))
+            return [see(apart, there, face)[0].id for face in faces]
 
-    threads = [threading.Thread(target=meet) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(ids) == 4 * len(faces)
+    with ThreadPoolExecutor(4) as threads:
+        (ids,) = {tuple(each) for each in threads.map(meet, range(4))}
     assert len(set(ids)) == len(faces)
     assert {one.id for one in listed(store, gallery)} == set(ids)
 
@@ -261,42 +237,41 @@ def test_a_process_knows_what_it_wrote_as_if_it_had_read_it(
             writer = (store, other)[photo % 2]
             remember(writer, gallery, faces, diverse, NOW + timedelta(hours=photo))
             check(store, other)
+        *_, third, last, first = listed(store, gallery)
         assert len(listed(store, gallery)) == 5
-        *_, last, first = listed(store, gallery)
         store.strangers.merge(gallery, last.id, first.id)
+        other.strangers.forget(gallery, third.id)
         check(store, other)
+        # A visit that another server noted is not counted again.
+        gallery, arrival = store.galleries.get("g"), NOW + timedelta(days=1)
+        (one,), (again,) = (see(each, gallery, person(1), at=arrival) for each in (other, store))
+        assert (one.id, one.seen_count) == (again.id, again.seen_count)
 
 
 def test_new_strangers_do_not_read_the_known_ones_again(
-    url: str, store: Store, gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+    url: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would be read within the write transaction: 4,900 of them, once for each of 25 faces, in 20 seconds."""
-    faces = np.eye(80, dtype=np.float32)
-    gallery = store.galleries.create("wide", "f" * 32, faces.shape[1], SETTINGS)
+    faces, opened, open_vectors = np.eye(80, dtype=np.float32), list[int](), Seal.open_vectors
+    gallery = store.galleries.create("wide", "f" * 32, len(faces), SETTINGS)
     see(store, gallery, *faces[:40])
-    opened: list[int] = []
-    open_vectors = Seal.open_vectors
 
     def noted(self: Seal, sealed: Sequence[bytes], generation: int, dimension: int) -> Float:
         opened.append(len(sealed))
         return open_vectors(self, sealed, generation, dimension)
 
     monkeypatch.setattr(Seal, "open_vectors", noted)
-    with closing(open_database(url)) as second:
-        other = Store(second)
-        for each, fresh in ((store, 1), (other, 40)):
+    with closing(Store(open_database(url))) as other:
+        for each, seen, read in (
+            (store, faces[:1], 1),
+            (other, faces[:1], 40),
+            (store, faces[40:50], 9),  # before each face, what the face before it founded
+            (other, faces[50:60], 10 + 9),
+            (store, faces[60:70], 1 + 10 + 9),
+        ):
             opened.clear()
-            assert nearest_to(each, gallery, faces[0]) is not None
-            assert sum(opened) == fresh
-        opened.clear()
-        see(store, gallery, *faces[40:50])
-        assert sum(opened) == 9  # before each face, what the face before it founded
-        opened.clear()
-        see(other, gallery, *faces[50:60])
-        assert sum(opened) == 10 + 9
-        opened.clear()
-        see(store, gallery, faces[10], *faces[60:70], at=NOW + SIGHTING_STEP)
-        assert sum(opened) == 1 + 10 + 9
+            see(each, gallery, *seen)
+            assert sum(opened) == read
 
 
 def test_a_full_gallery_forgets_who_was_not_seen_for_longest(
@@ -341,40 +316,31 @@ def test_strangers_are_of_their_gallery(store: Store, gallery: Gallery) -> None:
 
 def test_a_promoted_stranger_is_a_subject(database: Database, store: Store, gallery: Gallery) -> None:
     remember(store, gallery, [sighting(person(0), crop=True)])
-    (one,) = listed(store, gallery)
+    see(store, gallery, person(1))
+    two, one = listed(store, gallery)
     done = store.strangers.promote(gallery, one.id, "ada", "Ada", NOW)
-    assert (done.subject.id, done.subject.name, done.template_count) == ("ada", "Ada", 1)
+    assert (done.subject.id, done.subject.name, done.template_count, done.receipt.kind) == ("ada", "Ada", 1, "moved")
     after = store.galleries.get("g")
     assert (after.subjects, after.templates) == (1, 1)
     vectors, qualities = store.templates.vectors(after, "ada")
     assert np.array_equal(vectors, person(0)[None]) and qualities == [0.5]
     assert store.crops.read(after, [CropIn(subject="ada")]) == [b"picture"]
-    assert listed(store, after) == [] and count(database, templates) == 1
     with database.read() as connection:
         counts = sa.select(galleries.c.subject_count, galleries.c.template_count).order_by(galleries.c.pk)
-        assert connection.execute(counts).all() == [(1, 1), (0, 0)]  # the second one is of strangers
+        assert connection.execute(counts).all() == [(1, 1), (1, 1)]  # the second one is of strangers
     assert {"stranger_remembered", "templates_enrolled", "stranger_promoted"} <= set(lines(database, gallery))
     with raises_code("stranger_not_found") as gone:
         store.strangers.promote(after, one.id, "ada", None, NOW)
     assert gone.value.extra["receipt"]["id"] == done.receipt.id
-    assert done.receipt.kind == "moved"
-
-
-def test_a_promotion_extends_an_existing_subject(store: Store, gallery: Gallery) -> None:
-    store.subjects.put(gallery, "ada", "Countess", {}, ["staff"])
-    (one,) = see(store, gallery, person(0))
-    done = store.strangers.promote(store.galleries.get("g"), one.id, "ada", "Ada", NOW)
-    assert (done.subject.name, done.subject.tags, done.subject.template_count) == ("Countess", ["staff"], 1)
-
-
-def test_an_erased_subject_does_not_return_by_promotion(store: Store, gallery: Gallery) -> None:
-    (one,) = see(store, gallery, person(0))
-    store.subjects.put(gallery, "ada", None, {}, [])
-    began = store.galleries.get("g")
-    store.subjects.delete(began, "ada")
+    # A subject that exists gets templates and keeps its name. One that was erased meanwhile does not come back.
+    store.subjects.delete(after, "ada")
     with pytest.raises(SubjectErasedError):
-        store.strangers.promote(began, one.id, "ada", None, NOW)
-    assert [each.id for each in listed(store, began)] == [one.id]
+        store.strangers.promote(after, two.id, "ada", None, NOW)
+    assert listed(store, after) == [two]
+    store.subjects.put(store.galleries.get("g"), "bob", "Bob", {}, ["staff"])
+    done = store.strangers.promote(store.galleries.get("g"), two.id, "bob", "Ada", NOW)
+    assert (done.subject.name, done.subject.tags, done.subject.template_count) == ("Bob", ["staff"], 1)
+    assert listed(store, after) == []
 
 
 @ON_BOTH
@@ -405,6 +371,8 @@ def test_a_forgotten_stranger_is_gone_with_a_receipt(database: Database, store: 
     assert (receipt.kind, receipt.subject) == ("subject", one.id)
     assert receipt.removed == {"subjects": 1, "templates": 1}
     assert store.strangers.forget(gallery, one.id).id == receipt.id
+    seen, reported = remember(store, gallery, [sighting(person(0))])
+    assert (seen, reported) == ([None], False), "a request from before an erasure founds nobody"
     assert [each.id for each in listed(store, gallery)] == [other.id]
     with raises_code("stranger_not_found"):
         store.strangers.forget(gallery, "0" * 32)
@@ -412,47 +380,41 @@ def test_a_forgotten_stranger_is_gone_with_a_receipt(database: Database, store: 
     assert (everyone.kind, everyone.subject, everyone.removed["subjects"]) == ("subject", None, 1)
     assert listed(store, gallery) == [] and count(database, templates) == count(database, vectors) == 0
     assert nearest_to(store, store.galleries.get("g"), person(0)) is None
-
-
-def test_a_request_from_before_an_erasure_founds_nobody(store: Store, gallery: Gallery) -> None:
-    (one,) = see(store, gallery, person(0))
-    store.strangers.forget(gallery, one.id)
-    seen, reported = remember(store, gallery, [sighting(person(0))])
-    assert (seen, reported, listed(store, gallery)) == ([None], False, [])
     see(store, store.galleries.get("g"), person(0))
 
 
 @ON_BOTH
 @pytest.mark.parametrize("erased", ["one", "everyone", "the people they became"])
-def test_an_older_backup_does_not_bring_them_back(database_url: DatabaseUrl, tmp_path: Path, erased: str) -> None:
-    with closing(open_database(database_url())) as database:
-        store = Store(database)
-        gallery = store.galleries.create("g", "f" * 32, DIMENSION, SETTINGS)
-        forgotten, promoted, merged, kept = see(store, gallery, *(person(number) for number in range(4)))
-        store.subjects.put(gallery, "bob", None, {}, [])  # in PostgreSQL the gallery's row comes after its companion's
-        file = tmp_path / "kith.backup"
-        back_up(database, file)
-        store.strangers.promote(gallery, promoted.id, "ada", None, NOW)
-        store.strangers.merge(gallery, merged.id, kept.id)
-        if erased == "everyone":
-            store.strangers.forget_all(gallery)
-        elif erased == "one":
-            store.strangers.forget(gallery, forgotten.id)
-        else:
-            store.subjects.delete(gallery, "ada")
-            store.strangers.forget(gallery, kept.id)
-        restore(database, file, replace=True)
-        again = Store(database)
-        left = {one.id for one in listed(again, again.galleries.get("g"))}
-        # A merge or a promotion is no erasure: in the backup they are strangers of their own.
-        lasting = {promoted.id, merged.id, kept.id}
-        assert left == {"one": lasting, "everyone": set()}.get(erased, {forgotten.id})
+def test_an_older_backup_does_not_bring_them_back(
+    database: Database, store: Store, gallery: Gallery, tmp_path: Path, erased: str
+) -> None:
+    forgotten, promoted, merged, kept = see(store, gallery, *(person(number) for number in range(4)))
+    store.subjects.put(gallery, "bob", None, {}, [])  # in PostgreSQL the gallery's row comes after its companion's
+    back_up(database, file := tmp_path / "kith.backup")
+    store.strangers.promote(gallery, promoted.id, "ada", None, NOW)
+    store.strangers.merge(gallery, merged.id, kept.id)
+    # A merge or a promotion is no erasure: in the backup they are strangers of their own.
+    left = {promoted.id, merged.id, kept.id}
+    if erased == "everyone":
+        store.strangers.forget_all(gallery)
+        left = set()
+    elif erased == "one":
+        store.strangers.forget(gallery, forgotten.id)
+    else:
+        store.subjects.delete(gallery, "ada")
+        store.strangers.forget(gallery, kept.id)
+        left = {forgotten.id}
+    restore(database, file, replace=True)
+    assert {one.id for one in listed(store, store.galleries.get("g"))} == left
 
 
 def test_a_deleted_gallery_takes_its_strangers_along(database: Database, store: Store, gallery: Gallery) -> None:
     see(store, gallery, person(0), person(1))
-    _, receipt = store.galleries.delete("g")
+    assert len(FOLLOWERS[store]) == 1
+    deleted, receipt = store.galleries.delete("g")
     assert receipt.removed == {"subjects": 2, "templates": 2}
+    FOLLOWERS[store].drop(deleted)
+    assert len(FOLLOWERS[store]) == 0
     assert not any(count(database, table) for table in (galleries, data_keys, subjects, templates, vectors))
     with pytest.raises(GalleryNotFoundError):
         see(store, gallery, person(0))
@@ -476,6 +438,9 @@ def test_everything_about_a_stranger_is_exported(database: Database, store: Stor
 
 
 def test_strangers_expire_after_they_were_last_seen(database: Database, store: Store, gallery: Gallery) -> None:
+    """Switching it off erases all."""
+    other = store.galleries.create("other", "f" * 32, DIMENSION, SETTINGS)
+    see(store, other, person(0), at=NOW + timedelta(days=30))
     old, young = see(store, gallery, person(0), person(1))
     see(store, gallery, person(1), at=NOW + timedelta(days=20))
     retention = Retention(database)
@@ -484,49 +449,28 @@ def test_strangers_expire_after_they_were_last_seen(database: Database, store: S
     assert [one.id for one in listed(store, gallery)] == [young.id]
     assert "retention_applied" in lines(database, gallery)
     assert see(store, store.galleries.get("g"), person(0), at=NOW + timedelta(days=31))[0].id != old.id
-
-
-def test_switching_it_off_erases_all(database: Database, store: Store, gallery: Gallery) -> None:
-    other = store.galleries.create("other", "f" * 32, DIMENSION, SETTINGS)
-    see(store, gallery, *(person(number) for number in range(5)))
-    see(store, other, person(0))
     store.galleries.update("g", lambda current: replace(current, remember_strangers_days=None))
-    assert Retention(database).sweep(NOW).removed["subjects"] == 5
-    assert listed(store, gallery) == []
-    assert len(listed(store, other)) == 1
+    assert retention.sweep(NOW + timedelta(days=31)).removed["subjects"] == 2
+    assert (len(listed(store, gallery)), len(listed(store, other))) == (0, 1)
 
 
-def test_a_gallery_of_another_recognizer_starts_anew(database: Database, store: Store, gallery: Gallery) -> None:
-    see(store, gallery, person(0))
-    with database.engine.begin() as connection:
-        connection.execute(galleries.update().values(current_generation=1))
-    with pytest.raises(GalleryMovedError):
-        see(store, gallery, person(1))
-    moved = replace(gallery, generation=1, current_generation=1)
-    assert listed(store, moved) == []
-    (new,) = see(store, moved, person(0))
-    assert [one.id for one in listed(store, moved)] == [new.id]
-
-
-def test_a_finished_migration_deletes_the_former_strangers(database: Database, store: Store, gallery: Gallery) -> None:
+def test_another_recognizer_starts_anew_and_finishing_deletes_the_former_strangers(
+    database: Database, store: Store, gallery: Gallery
+) -> None:
     see(store, gallery, person(0), person(1))
     store.galleries.update("g", lambda current: replace(current, risk=RiskTarget("fpir", 0.01)))
     change_recognizer(database, "g", "b" * 32, DIMENSION)
-    assert count(database, subjects) == 2
+    with pytest.raises(GalleryMovedError):
+        see(store, gallery, person(2))
+    moved = store.galleries.get("g")
+    assert listed(store, moved) == [] and count(database, subjects) == 2
+    (new,) = see(store, moved, person(0))
+    assert listed(store, moved) == [new]
     GenerationStore(database).finish(store.galleries.get("g"), force=True)
-    assert count(database, subjects) == count(database, templates) == count(database, vectors) == 0
+    assert listed(store, store.galleries.get("g")) == [new]
+    assert count(database, subjects) == count(database, templates) == count(database, vectors) == 1
     last = listed_lines(database, AuditFilter(gallery="g"), None, 1)[0]
     assert (last.event, last.details["strangers"]) == ("migration_finished", 2)
-
-
-def test_a_process_releases_the_strangers_of_a_deleted_gallery(store: Store, gallery: Gallery) -> None:
-    see(store, gallery, person(0))
-    see(store, gallery, person(1))
-    followers = FOLLOWERS[store]
-    assert len(followers) == 1
-    deleted, _ = store.galleries.delete("g")
-    followers.drop(deleted)
-    assert len(followers) == 0
 
 
 # Events
@@ -542,16 +486,6 @@ def test_a_visit_is_one_event(database: Database, store: Store, gallery: Gallery
     assert [event["data"]["id"] for event in sent] == [one.id, one.id]
     assert [event["data"]["seen_count"] for event in sent] == [1, 2]
     assert sent[0]["data"] == {"gallery": "g", **one.model_copy(update={"last_seen": NOW}).sighting()}
-
-
-def test_events_are_rolled_back_with_what_they_report(database: Database, store: Store, gallery: Gallery) -> None:
-    subscribe(database)
-    with database.engine.begin() as connection:
-        connection.execute(sa.text("DROP TABLE audit_head"))
-    with pytest.raises(Exception, match="audit_head"):
-        see(store, gallery, person(0))
-    assert count(database, events) == count(database, subjects) == 0
-    assert listed(store, gallery) == []
 
 
 def test_events_go_with_the_stranger(database: Database, store: Store, gallery: Gallery) -> None:
