@@ -1,4 +1,4 @@
-"""A gallery whose data key is damaged or gone is lost; the others, and whatever is done to all, are not."""
+"""Data keys of galleries: they seal rows, a lost one costs its gallery, and a deleted gallery's is gone."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.sql.dml import UpdateBase
 
-from service.core.errors import MasterKeyError, StorageError
+from service.core.errors import GalleryNotFoundError, MasterKeyError, StorageDamagedError, StorageError
 from service.domain.gallery import GallerySettings, SubjectFilter
 from service.security.master_keys import LocalKey
-from service.security.sealing import new_key
+from service.security.sealing import SealBrokenError, new_key
 from service.storage.damage import damage
 from service.storage.db.engine import Database
-from service.storage.db.tables import data_keys
+from service.storage.db.row_sealing import open_cursor, seal_cursor
+from service.storage.db.tables import data_keys, labels, subjects, vectors
 from service.storage.privacy.master_key_rotation import Use, rewrap
 from service.storage.privacy.retention import Retention
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from tests.databases import open_database
+from tests.service.storage.privacy.test_erasure import made, some
 
 LOST: list[Callable[[sa.ColumnElement[bool]], UpdateBase]] = [
     lambda own: data_keys.update().where(own).values(wrapped=bytes(60)),
@@ -85,3 +88,41 @@ def test_its_settings_are_changed_and_it_is_deleted(lossy: Database) -> None:
     assert receipt.kind == "gallery"
     again = store.galleries.create("lost", "f" * 32, 8, GallerySettings())
     store.subjects.put(again, "ada", "Ada", {}, [])
+
+
+def test_galleries_have_nothing_in_common(database: Database, rng: np.random.Generator) -> None:
+    """Ids and tags do not reveal subjects of both galleries, and sealed values do not open in the other one."""
+    store, (template,) = Store(database), some(rng)
+    one, two = (made(database, name) for name in ("one", "two"))
+    for gallery in (one, two):
+        store.subjects.put(gallery, "ada", "Ada", {}, ["tag"])
+        store.templates.enroll(gallery, "ada", [template], None)
+    with database.write(StorageError("unforeseen")) as connection:
+        for column in (subjects.c.lookup, subjects.c.sealed, labels.c.label, vectors.c.vector):
+            first, second = connection.execute(sa.select(column)).scalars()
+            assert first != second, column
+        of_one = sa.select(subjects.c.sealed).where(subjects.c.gallery_pk == one.pk)
+        connection.execute(subjects.update().values(sealed=connection.execute(of_one).scalar_one()))
+    assert store.subjects.get(one, "ada").name == "Ada"
+    with pytest.raises(StorageDamagedError):
+        store.subjects.get(two, "ada")
+    place = seal_cursor(one.seal, 7)
+    assert open_cursor(one.seal, place) == (7,)
+    with pytest.raises(SealBrokenError):
+        open_cursor(two.seal, place)
+
+
+def test_a_deleted_gallerys_key_is_gone_everywhere(database: Database, url: str) -> None:
+    with closing(open_database(url)) as asking, closing(open_database(url)) as silent:
+        gallery = made(database)
+        for each in (asking, silent):
+            assert Store(each).galleries.get("g").pk == gallery.pk
+        Store(database).galleries.delete("g")
+        with pytest.raises(GalleryNotFoundError):
+            Store(asking).galleries.get("g")
+        assert gallery.pk not in asking.vault._seals
+        with silent.read() as connection:
+            assert connection.execute(sa.select(data_keys)).all() == []
+            assert gallery.pk in silent.vault._seals
+            silent.vault.evict_deleted(connection)
+            assert gallery.pk not in silent.vault._seals
