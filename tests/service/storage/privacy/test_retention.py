@@ -20,7 +20,7 @@ from kith import Kith, KithClientError
 from service import wiring
 from service.cli.main import app
 from service.core.clock import Clock
-from service.domain.gallery import Gallery, IdempotentResponse, SubjectFilter
+from service.domain.gallery import Gallery, IdempotentResponse
 from service.index.follower import Followers, in_process
 from service.operations import housekeeping
 from service.operations.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
@@ -136,25 +136,29 @@ def test_a_damaged_key_does_not_stop_other_galleries(
             assert told == [*expected]
 
 
-def test_empty_subjects_are_selected_outside_the_writing_transaction(
+def test_what_changes_while_a_sweep_selects_stays(
     database: Database, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A subject that gets a template between the two reads stays."""
-    store, gallery, now = Store(database), limited(database, 30), datetime.now(UTC)
+    """A subject that gets a template between the two reads, and all if the period is unset."""
+    store, gallery, now, change = Store(database), limited(database, 30), datetime.now(UTC), database.change
     for name in ("gone", "back", "renamed"):
         store.subjects.put(gallery, name, None, {}, [])
-    with database.engine.begin() as connection:
-        connection.execute(subjects.update().values(updated_at=now - timedelta(days=31)))
-    change = database.change
+    for meanwhile, left in (
+        (lambda: store.templates.enroll(gallery, "back", some(rng), None), 1),
+        (lambda: store.galleries.update("g", lambda settings: replace(settings, retention_days=None)), 2),
+    ):
 
-    def meanwhile(of: Gallery, **options: bool) -> Any:
-        monkeypatch.setattr(database, "change", change)
-        store.templates.enroll(gallery, "back", some(rng), None)
-        return change(of, **options)
+        def changed(of: Gallery, meanwhile: Callable[[], object] = meanwhile, **options: bool) -> Any:
+            monkeypatch.setattr(database, "change", change)
+            meanwhile()
+            return change(of, **options)
 
-    monkeypatch.setattr(database, "change", meanwhile)
-    assert Retention(database).sweep(now).removed["subjects"] == 2
-    assert [s.id for s in store.subjects.list_page(gallery, None, 9, SubjectFilter())] == ["back"]
+        with database.engine.begin() as connection:
+            connection.execute(subjects.update().values(updated_at=now - timedelta(days=31)))
+        monkeypatch.setattr(database, "change", changed)
+        Retention(database).sweep(now)
+        assert store.galleries.get("g").subjects == left
+        store.subjects.put(gallery, "another", None, {}, [])
 
 
 def test_empty_subjects_and_idempotent_responses_expire(database: Database, rng: np.random.Generator) -> None:
