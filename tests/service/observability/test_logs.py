@@ -90,12 +90,9 @@ def test_a_request_id_is_taken_where_a_machine_made_it(server: str) -> None:
         assert own != wrong
 
 
-def test_a_line_with_half_a_surrogate_is_not_lost() -> None:
+def test_a_line_is_one_line_whatever_it_holds() -> None:
     record = logging.LogRecord("l", logging.INFO, "f", 1, "of %s", ("photo-\udcff.jpg",), None)
     assert json.loads(JsonLines().format(record))["message"] == "of photo-\udcff.jpg"
-
-
-def test_a_line_is_one_line_whatever_it_holds() -> None:
     record = logging.LogRecord("l", logging.INFO, "f", 1, "two\nlines \x1b[31m %s", ("ä",), None)
     with acting_as(Actor("operator", "r")):
         line = JsonLines().format(record)

@@ -282,7 +282,7 @@ def every_value(database: Database, gallery: Gallery | None = None) -> bytes:
     return b"\n".join(values)
 
 
-WORDS: Final = (b"ada Somebody", b"tag ada", b"ada/1.jpg", b"ada.jpg", b"answer to ada", b"key of ada", b"of ada")
+WORDS: Final = (b"ada Somebody", b"tag ada", b"ada/1.jpg", b"ada.jpg", b"another to ada", b"key of ada", b"of ada")
 
 
 @ON_BOTH

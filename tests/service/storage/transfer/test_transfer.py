@@ -464,7 +464,7 @@ def test_stalled_and_abandoned_exports_delay_only_exports(kith: Kith, server: st
     file = header_of(kith) + people(kith, 9000)
     assert len(file) > 4_500_000
     assert rest(kith, gallery, file).json()["template_count"] == 9000
-    for _ in range(17):  # more than the database has connections
+    for _ in range(MAX_EXPORTS + 1):
         pieces = kith.export_gallery(gallery)
         next(pieces)
         pieces.close()
