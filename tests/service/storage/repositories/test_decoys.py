@@ -58,17 +58,17 @@ def of(store: Store, name: str) -> Float:
     return store.decoys.vectors(now(store), name)
 
 
-def test_a_decoy_is_stored_once_and_no_template(store: Store, rng: np.random.Generator) -> None:
+def test_a_decoy_is_stored_once_and_no_template(store: Store, url: str, rng: np.random.Generator) -> None:
     vector = drawn(rng)
-    before = now(store)
-    assert not before.outsiders
-    decoy, created = store.decoys.add(before, "ada", template(vector))
-    assert created
-    assert store.decoys.add(now(store), "ada", template(vector, "embedding")) == (decoy, False)
-    assert np.allclose(of(store, "ada"), vector, atol=1e-6)
-    assert not len(of(store, "bo"))
-    after = now(store)
-    assert list(after.outsiders.values()) == [store.subjects.get(after, "ada").pk]
+    with closing(Store(open_database(url))) as other:
+        before = now(other)
+        assert not before.outsiders
+        decoy, created = store.decoys.add(now(store), "ada", template(vector))
+        assert created
+        assert store.decoys.add(now(store), "ada", template(vector, "embedding")) == (decoy, False)
+        after = now(other)  # of a process that cached the gallery
+        assert list(after.outsiders.values()) == [store.subjects.get(after, "ada").pk]
+        assert np.allclose(of(other, "ada"), vector, atol=1e-6) and not len(of(other, "bo"))
     assert (after.subjects, after.templates) == (before.subjects, before.templates) == (2, 2)
     enrolled = store.templates.vectors(after, "ada")[0]
     with raises_code("decoy_enrolled"):
@@ -76,17 +76,6 @@ def test_a_decoy_is_stored_once_and_no_template(store: Store, rng: np.random.Gen
     store.decoys.add(after, "bo", template(enrolled[0]))  # of another subject: the photo of Ada is not Bo
     with pytest.raises(SubjectNotFoundError):
         store.decoys.add(after, "cy", template(vector))
-
-
-def test_other_processes_see_it_in_their_cached_gallery(store: Store, url: str, rng: np.random.Generator) -> None:
-    with closing(open_database(url)) as opened:
-        seen = now(other := Store(opened))
-        assert not seen.outsiders
-        store.decoys.add(now(store), "ada", template(drawn(rng)))
-        cached = other.cache.current("g")
-        assert cached is None or cached.outsiders
-        assert now(other).outsiders and now(other).version != seen.version
-        assert len(of(other, "ada")) == 1
 
 
 def test_callers_see_no_outsider(database: Database, store: Store, rng: np.random.Generator) -> None:
@@ -113,17 +102,13 @@ def test_callers_see_no_outsider(database: Database, store: Store, rng: np.rando
     assert len(store.decoys.list_all(gallery, "ada")) == 1
 
 
-def test_their_number_is_bounded(store: Store) -> None:
+def test_their_number_is_bounded(store: Store, rng: np.random.Generator) -> None:
     gallery = now(store)
-    angles = np.linspace(0, np.pi, MAX_DECOYS + 1)
-    each = np.zeros((MAX_DECOYS + 1, D), np.float32)
-    each[:, 0], each[:, 1] = np.cos(angles) * 0.5, np.sin(angles) * 0.5
-    each[np.arange(MAX_DECOYS + 1), 2 + np.arange(MAX_DECOYS + 1) % (D - 2)] = np.sqrt(0.75)
-    for vector in each[:MAX_DECOYS]:
-        assert store.decoys.add(gallery, "ada", template(vector))[1]
+    for _ in range(MAX_DECOYS):
+        assert store.decoys.add(gallery, "ada", template(drawn(rng)))[1]
     with raises_code("too_many_decoys"):
-        store.decoys.add(gallery, "ada", template(each[-1]))
-    store.decoys.add(gallery, "bo", template(each[-1]))
+        store.decoys.add(gallery, "ada", template(drawn(rng)))
+    store.decoys.add(gallery, "bo", template(drawn(rng)))
     with pytest.raises(InvalidRequestError, match=f"{MAX_DECOYS + 1} decoys"):
         store.subjects.merge(gallery, "bo", "ada")
 
@@ -155,12 +140,8 @@ def test_it_is_erased_alone_or_with_its_subject_or_gallery(
         assert [connection.execute(sa.select(table)).all() for table in (tables.subjects, tables.vectors)] == [[], []]
 
 
-def test_it_is_sealed_and_exported(database: Database, store: Store, rng: np.random.Generator) -> None:
-    vector = drawn(rng)
-    decoy, _ = store.decoys.add(now(store), "ada", template(vector))
-    with database.read() as connection:
-        sealed = connection.execute(sa.select(tables.vectors.c.vector)).scalars().all()
-    assert not any(vector.tobytes() in each for each in sealed)
+def test_it_is_exported(database: Database, store: Store, rng: np.random.Generator) -> None:
+    decoy, _ = store.decoys.add(now(store), "ada", template(drawn(rng)))
     (exported,) = everything_about(database, now(store), "ada")["subject"]["decoys"]
     assert exported["lookup"] == decoy.id
     assert [one["vectors"] for one in exported["templates"]] == [[{"generation": 0}]]  # of another person
