@@ -114,12 +114,12 @@ def test_galleries_have_nothing_in_common(database: Database, rng: np.random.Gen
 
 def test_a_deleted_gallerys_key_is_gone_everywhere(database: Database, url: str) -> None:
     with closing(open_database(url)) as asking, closing(open_database(url)) as silent:
-        gallery = made(database)
-        for each in (asking, silent):
-            assert Store(each).galleries.get("g").pk == gallery.pk
+        gallery, store = made(database), Store(asking)
+        for each in (store, Store(silent)):
+            assert each.galleries.get("g").pk == gallery.pk
         Store(database).galleries.delete("g")
         with pytest.raises(GalleryNotFoundError):
-            Store(asking).galleries.get("g")
+            store.galleries.get("g")
         assert gallery.pk not in asking.vault._seals
         with silent.read() as connection:
             assert connection.execute(sa.select(data_keys)).all() == []
