@@ -6,7 +6,6 @@ import stat
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from typer.testing import CliRunner
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.cli.main import app
+from service.core.atomic_files import atomic_write
 from service.core.errors import LocalError
 from service.domain.events import EventFilter
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
@@ -240,22 +240,19 @@ def test_a_backup_is_a_snapshot_during_concurrent_writes(database: Database, url
     check(database)
 
 
-def test_concurrent_backups_to_one_file_do_not_mix(fresh: Open, sqlite: Database, tmp_path: Path) -> None:
-    origin, file = fresh(), tmp_path / "backup"
-    filled(origin)
+def test_concurrent_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
+    file = tmp_path / "backup"
     (tmp_path / "backup.part").write_bytes(b"another's")
-
-    def repeat(_: int) -> None:
-        for _ in range(5):
-            back_up(origin, file)
-            read_manifest(file)
-
-    with ThreadPoolExecutor(2) as threads:
-        assert [*threads.map(repeat, range(2))] == [None] * 2
-    restore(sqlite, file)
-    assert everything(sqlite) == everything(origin)
-    assert (tmp_path / "backup.part").read_bytes() == b"another's"
-    assert {path.name for path in tmp_path.glob("backup*")} == {"backup", "backup.part"}
+    with atomic_write(file) as one, atomic_write(file) as other:
+        one.write(b"one")
+        other.write(b"the other")
+    assert file.read_bytes() == b"one", "the last one that ended"
+    with pytest.raises(ZeroDivisionError), atomic_write(file) as failed:
+        failed.write(b"%d" % (1 // 0))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "backup": b"one",
+        "backup.part": b"another's",
+    }
 
 
 def test_the_command_line(sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

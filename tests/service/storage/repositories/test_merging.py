@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Final
 
 import numpy as np
 import pytest
@@ -11,12 +10,9 @@ from typer.testing import CliRunner
 
 from kith import Kith, KithClientError
 from kith.wire.fields import MAX_LABELS
-from models.runtime.network import Float
-from models.vision.recognition import l2_normalize
 from service.cli.main import app
-from service.core.errors import InvalidRequestError, StorageError, SubjectNotFoundError
-from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter, SubjectRecord
-from service.index.follower import Followers, in_process
+from service.core.errors import InvalidRequestError, StorageError
+from service.domain.gallery import SubjectFilter, SubjectRecord
 from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
@@ -25,20 +21,18 @@ from service.storage.repositories.store import Store
 from service.storage.repositories.subjects import merged_record
 from tests.databases import ON_BOTH
 from tests.packs import BUNDLED_DIMENSION
-
-DIMENSION: Final = 16
+from tests.service.storage.privacy.test_erasure import made, some
 
 
 @pytest.fixture
 def store(database: Database, rng: np.random.Generator) -> Store:
-    """Store with a gallery "g": "ada", "countess", who is the same person, and "tom"."""
-    made = Store(database)
-    gallery = made.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-    for name, count in (("ada", 2), ("countess", 3), ("tom", 1)):
-        made.templates.enroll(gallery, name, [_template(vector) for vector in _drawn(rng, count)], None)
-    made.subjects.put(gallery, "ada", None, {"floor": 1, "desk": 4}, ["night"])
-    made.subjects.put(gallery, "countess", "The Countess", {"floor": 2, "team": "engine"}, ["night", "founder"])
-    return made
+    """Store with a gallery "g": "ada", and "countess", who is the same person."""
+    store, gallery = Store(database), made(database)
+    store.templates.enroll(gallery, "ada", some(rng, 2), None)
+    store.templates.enroll(gallery, "countess", some(rng, 3), None)
+    store.subjects.put(gallery, "ada", None, {"floor": 1, "desk": 4}, ["night"])
+    store.subjects.put(gallery, "countess", "The Countess", {"floor": 2, "team": "engine"}, ["night", "founder"])
+    return store
 
 
 def test_who_stays_is_right() -> None:
@@ -62,47 +56,36 @@ def test_who_stays_is_right() -> None:
 
 
 @ON_BOTH
-def test_everything_of_one_is_the_others(database: Database, store: Store) -> None:
+def test_everything_of_one_is_the_others_or_nothing(
+    database: Database, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gallery = store.galleries.get("g")
-    followers = Followers(in_process(store))
-    of_countess = l2_normalize(store.templates.vectors(gallery, "countess")[0].mean(0, keepdims=True))
-    assert _best(followers, gallery, store, of_countess) == ["countess"]
+    before = [store.subjects.get(gallery, name) for name in ("ada", "countess")]
     ids = [template.id for name in ("ada", "countess") for template in store.templates.list_page(gallery, name)]
+
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("the disk is full")
+
+    with monkeypatch.context() as patched, pytest.raises(StorageError):
+        patched.setattr(erasures, "bury_moved", full)
+        store.subjects.merge(gallery, "countess", "ada")
+    assert [store.subjects.get(gallery, name) for name in ("ada", "countess")] == before
+    assert store.galleries.get("g").version == gallery.version
 
     done = store.subjects.merge(gallery, "countess", "ada")
     assert (done.template_count, done.subject.template_count, done.subject.name) == (3, 5, "The Countess")
     assert done.subject.metadata == {"floor": 1, "desk": 4, "team": "engine"}
     assert done.subject.tags == ["night", "founder"]
     now = store.galleries.get("g")
-    assert (now.subjects, now.templates) == (2, 6)
     assert [template.id for template in store.templates.list_page(now, "ada")] == ids
-    assert _best(followers, now, store, of_countess) == ["ada"]
     for chosen, count in ((SubjectFilter(("founder",)), 1), (SubjectFilter(metadata=(("floor", 2),)), 0)):
         assert len(store.subjects.matching_pks(now, chosen)) == count
-    with pytest.raises(SubjectNotFoundError):
-        store.subjects.get(now, "countess")
-
     assert (done.receipt.kind, done.receipt.removed) == ("moved", {"subjects": 1, "templates": 3})
     lines = list(listed_lines(database, AuditFilter(now.pk), None, 2))
     seen = [(line.event, line.subject, line.details.get("into"), line.details.get("merged")) for line in lines]
     ada, countess = (subject_lookup(now.seal, name) for name in ("ada", "countess"))
     assert seen == [("subject_merged", countess, ada, None), ("subject_changed", ada, None, countess)]
     assert lines[1].details["changed"] == ["metadata", "name", "tags"]
-
-
-def test_it_is_done_whole_or_not_at_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    gallery = store.galleries.get("g")
-    before = [store.subjects.get(gallery, name) for name in ("ada", "countess")]
-
-    def full(*_: object, **__: object) -> None:
-        raise StorageError("the disk is full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(erasures, "bury_moved", full)
-        with pytest.raises(StorageError):
-            store.subjects.merge(gallery, "countess", "ada")
-    assert [store.subjects.get(gallery, name) for name in ("ada", "countess")] == before
-    assert store.galleries.get("g").version == gallery.version
 
 
 def test_over_http(kith: Kith, gallery: str, server: str) -> None:
@@ -128,17 +111,3 @@ def test_over_http(kith: Kith, gallery: str, server: str) -> None:
     assert CliRunner().invoke(app, command, input="n\n").exit_code != 0
     assert "1 templates moved, 3 in total" in CliRunner().invoke(app, [*command, "--yes"]).output
     assert json.loads(CliRunner().invoke(app, [*command, "--yes", "--json"]).output)["subject"]["template_count"] == 3
-
-
-def _best(followers: Followers, gallery: Gallery, store: Store, probes: Float) -> list[str]:
-    results, _ = followers.catch_up_blocking(gallery).search(probes, 1)
-    names = store.subjects.names(gallery, [hit.subject_pk for (hit, *_) in results])
-    return [names[hit.subject_pk].id for (hit, *_) in results]
-
-
-def _drawn(rng: np.random.Generator, count: int) -> Float:
-    return l2_normalize(rng.normal(size=(count, DIMENSION)).astype(np.float32))
-
-
-def _template(vector: Float) -> NewTemplate:
-    return NewTemplate(np.random.default_rng().bytes(16).hex(), vector, "embedding")
