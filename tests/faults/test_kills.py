@@ -502,8 +502,8 @@ def _have_arrived(receiver: Receiver, acknowledged: dict[str, list[tuple[str, st
     return all(set(events) <= set(_told(receiver.messages, gallery)) for gallery, events in acknowledged.items())
 
 
-PHOTOS: Final = 200 if LONG else 40
-JOB_KILLS: Final = [8, 20, 70, 120, 160] if LONG else [8, 20]
+PHOTOS: Final = 200 if LONG else 24
+JOB_KILLS: Final = [8, 20, 70, 120, 160] if LONG else [5, 14]
 
 
 def people_and_problems(kith: Kith, job: JobOut) -> list[Any]:

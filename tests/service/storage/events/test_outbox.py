@@ -205,18 +205,18 @@ def log(database: Database, gallery: Gallery) -> EventLog:
     return EventLog(database)
 
 
-def decision(number: int, subject: str | None = None) -> Event:
-    return Event("decision", {"outcome": "unknown", "number": number}, subject)
+def decision(number: int, subject: str | None = None, outcome: str = "unknown") -> Event:
+    return Event("decision", {"outcome": outcome, "number": number, "false_alarm_probability": number / 1000}, subject)
 
 
 def report(database: Database, *new: Event, name: str = "g") -> None:
     record_entries(database, [], [(Store(database).galleries.get(name), new)])
 
 
-def read_all(log: EventLog, after: Position = BEGIN) -> list[int]:
+def read_all(log: EventLog, after: Position = BEGIN, **chosen: Any) -> list[int]:
     numbers, has_more = list[int](), True
     while has_more:
-        found, after, has_more = log.read(after, EventFilter())
+        found, after, has_more = log.read(after, EventFilter(**chosen))
         numbers += [event.document["data"]["number"] for event in found]
     return numbers
 
@@ -237,6 +237,18 @@ def test_events_are_read_in_order(database: Database, log: EventLog) -> None:
     first = log.read(BEGIN, EventFilter()).events[0]
     assert read_all(log, first.position) == list(range(1, count))
     assert first.document.keys() == {"type", "timestamp", "data"}
+
+
+def test_streams_have_the_filters_of_webhooks(database: Database, log: EventLog) -> None:
+    report(database, decision(1, outcome="identified"), decision(20), decision(3), Event("drift", {"number": 5}))
+    chosen: dict[str, Any]
+    for chosen, numbers in (
+        ({"galleries": frozenset({"other"})}, []),
+        ({"types": frozenset({"drift"})}, [5]),
+        ({"outcomes": frozenset({"identified"})}, [1, 5]),
+        ({"types": frozenset({"decision"}), "min_risk": 0.02}, [20]),
+    ):
+        assert read_all(log, **chosen) == numbers
 
 
 @ON_POSTGRESQL
