@@ -1,22 +1,38 @@
-"""Limits on request bodies, per route and for all requests together."""
+"""Limits of request bodies: per route, for all requests together, and of JSON before it is parsed."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import json
+import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 from urllib.parse import quote
 
 import httpx2 as httpx
 import pytest
+from pydantic import BaseModel
+from starlette.requests import Request
 
+from kith.wire.faces import EmbedIn
+from kith.wire.identification import IdentifyIn
 from service.api.http.access import needs_of
-from service.api.http.bodies import max_body_bytes
+from service.api.http.bodies import max_body_bytes, read_json
 from service.api.http.gate import DEFAULT_BODY_BYTES
 from service.app import create_app
+from service.core.errors import InvalidRequestError
+from service.core.json_limits import MAX_VALUES, check_json
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.conftest import is_eventually
+from tests.faults.servers import serving
+from tests.refusals import check
+from tests.service.api import test_refusals
 
 GALLERY = "/v1/galleries/{gallery}"
 PHOTOS = {
@@ -85,3 +101,108 @@ def test_all_bodies_together_have_a_limit(limited: tuple[str, Settings]) -> None
         first.sendall(head.replace(b"\r\n\r\n", b"\r\nContent-Type: image/jpeg\r\n\r\n") + body[:-1])
         is_eventually(lambda: status() == 503)
     is_eventually(lambda: status() == 422)
+
+
+JSON = {"Content-Type": "application/json"}
+DENSE = test_refusals.DENSE | {"nulls": b'{"embeddings": [' + b"null," * 600_000 + b"null]}"}
+
+
+def read(body: bytes, model: type[BaseModel] = EmbedIn, piece: int = 65_536, numbers: int = 0) -> Any:
+    """Read a body that arrives in chunks, without a server."""
+    pieces = [body[start : start + piece] for start in range(0, len(body), piece)] or [b""]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    return asyncio.run(read_json(request, model, numbers))
+
+
+@pytest.mark.parametrize("case", DENSE)
+def test_dense_documents_are_refused_before_they_are_parsed(case: str) -> None:
+    numbers = 512_000 if case == "nulls" else 0
+    with pytest.raises(ValueError, match="more than"):
+        check_json(DENSE[case], numbers)
+    with pytest.raises(InvalidRequestError, match="more than"):
+        read(DENSE[case], IdentifyIn, numbers=numbers)
+
+
+def test_nested_metadata_are_stored_unchanged_or_refused(server: str, gallery: str) -> None:
+    for depth in (50, 100, 101, 250, 1000, MAX_VALUES - 10):
+        value = "[" * depth + "]" * depth
+        subject = f"{server}/v1/galleries/{gallery}/subjects/deep{depth}"
+        stored = httpx.put(subject, content=f'{{"metadata": {{"k": {value}}}}}', headers=JSON)
+        if stored.status_code == 201:
+            assert depth <= 100
+            assert value in httpx.get(subject).text.replace(" ", "")
+        else:
+            check(stored, 422, "invalid_request")
+
+
+def test_photos_and_embeddings_do_not_count_as_values() -> None:
+    photos = [base64.b64encode(os.urandom(100_000)).decode()] * 16
+    check_json(json.dumps({"images": photos, "embeddings": [[0.0] * 512] * 16}).encode(), 16 * 512)
+    check_json(json.dumps({"metadata": {"k": "Commas, as in a long text, " * 1000}}).encode())
+
+
+@pytest.mark.parametrize("piece", [997, 65_536])
+@pytest.mark.parametrize("size", [10, 74_999, 75_000, 600_000])
+@pytest.mark.parametrize("written", ["plain", "slashes", "lines"])
+def test_photos_of_any_length_are_read_unchanged(piece: int, size: int, written: str) -> None:
+    photos = [os.urandom(size), b"", os.urandom(size + 1)]
+    encode = base64.encodebytes if written == "lines" else base64.b64encode
+    document = json.dumps({"model": "m", "images": [encode(photo).decode() for photo in photos]})
+    if written == "slashes":
+        document = document.replace("/", "\\/")
+    body = read(document.encode(), piece=piece)
+    assert (body.images, body.model) == (photos, "m")
+
+
+class Waits:
+    """Maximum latency of /healthz in seconds while the block runs."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._done, self.longest_s = url, threading.Event(), 0.0
+        self._thread = threading.Thread(target=self._ask)
+
+    def _ask(self) -> None:
+        with httpx.Client() as client:
+            client.get(f"{self._url}/healthz")
+            while not self._done.is_set():
+                start = time.perf_counter()
+                client.get(f"{self._url}/healthz", timeout=120)
+                self.longest_s = max(self.longest_s, time.perf_counter() - start)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+LARGE = {
+    "20 MB of strings": b'{"images": [' + b'"",' * 6_600_000 + b'""]}',
+    "100 MB of arrays": b'{"x": [' + b"[]," * 33_000_000 + b"[]]}",
+    "16 photos of 20 MB": b'{"images": [' + b",".join([b'"' + b"A" * 26_000_000 + b'"'] * 16) + b"]}",
+}
+
+
+@pytest.mark.long
+def test_a_large_body_delays_no_other_request_and_its_memory_is_returned(tmp_path: Path) -> None:
+    with serving(tmp_path, None) as (server,), httpx.Client(base_url=server.url, timeout=120) as client:
+        client.post("/v1/detect", content=b'{"images": ["AAAA"]}', headers=JSON)
+        for case, body in LARGE.items():
+            before, begin = server.resident_bytes(), time.perf_counter()
+            with Waits(server.url) as waits:
+                try:
+                    response = client.post("/v1/detect", content=body, headers=JSON)
+                    assert response.status_code in (200, 413, 422), response.text[:300]
+                except httpx.TransportError:  # rejected while sending
+                    pass
+                duration_s = time.perf_counter() - begin
+            client.get("/healthz")
+            # 0.1 s on idle cores. On busy cores, the request itself takes longer too.
+            assert waits.longest_s < max(2, duration_s / 2), f"{case}: the body was parsed on the event loop"
+            assert server.resident_bytes() - before < 100_000_000, case

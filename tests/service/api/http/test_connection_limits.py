@@ -70,6 +70,8 @@ def answered(port: int, sent: bytes) -> list[int]:
 REFUSED = {
     "two lengths": POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
     "chunked, then something else": POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "a compressed body": POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "compressed alone": POST + b"Transfer-Encoding: gzip\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
     "a space before the colon": POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
     "a chunk that is longer than it says": CHUNKED + b"1\r\n{}\r\n0\r\n\r\n",
     "a NUL in a header": HEALTH + b"A: b\0c\r\n\r\n",
