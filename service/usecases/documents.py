@@ -1,7 +1,7 @@
 """Response documents about faces, built as dictionaries and encoded once.
 
 Validating and walking a pydantic model per face costs more than the rest of the response (docs/decisions.md, 33).
-Fields without a value are left out. tests/service/api/http/test_responses.py checks the documents against the models.
+Fields without a value are left out. tests/service/api/test_openapi.py checks the documents against the models.
 """
 
 from __future__ import annotations

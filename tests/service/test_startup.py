@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from types import FrameType
+from typing import Any, get_args
 
 import httpx2 as httpx
 import numpy as np
@@ -425,3 +427,35 @@ def test_it_detects_embeds_and_verifies_without_a_database(
 def test_a_place_to_store_data_is_refused(setting: str) -> None:
     with pytest.raises(SettingsError, match=f"unset KITH_{setting.upper()}"):
         load_settings(stateless=True, **{setting: "http://127.0.0.1:1"})
+
+
+MAX_ENTERED = 42
+REPEATS = 5
+"""Threads in the background enter modules now and then: a request enters those of each repeated one."""
+
+
+def test_a_photo_s_identify_enters_no_further_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
+) -> None:
+    entered, is_recording = set[str](), threading.Event()
+
+    def note(frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call" and is_recording.is_set():
+            entered.add(frame.f_globals.get("__name__", ""))
+
+    # Of threads that start from now on, as by threading.setprofile.
+    monkeypatch.setattr(threading, "_profile_hook", note)
+    photo = jpeg(astronaut)
+    with embedded(load_settings(data_dir=tmp_path, log_level="WARNING")) as url, Kith(url) as kith:
+        kith.create_gallery("staff")
+        kith.enroll("staff", "ada", photo)
+        recorded = list[set[str]]()
+        for _ in range(2 + REPEATS):
+            entered.clear()
+            is_recording.set()
+            assert kith.identify("staff", photo).results[0].subject == "ada"
+            is_recording.clear()
+            own = {name for name in entered if name.startswith(("service.", "models.", "kith."))}
+            recorded.append(own - {"service.core.periodic"})  # writes the audit at its own times
+    always = set.intersection(*recorded[2:])
+    assert len(always) <= MAX_ENTERED, sorted(always)

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from kith import AsyncKith, Kith, KithClientError
 from kith.wire.events import EventOut
 from service.core.clock import Clock
 from service.operations import event_streams
-from service.server import embedded
-from service.settings import load_settings
+from service.settings import Settings
 from service.storage.repositories import receivers
 from service.usecases import events as event_usecase
 from tests.conftest import is_eventually
@@ -33,26 +32,14 @@ from tests.service.cli.conftest import Program
 PATIENCE_S = 60
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("streams")
-
-
-@pytest.fixture(scope="module")
-def place(data_dir: Path) -> Iterator[str]:
-    settings = load_settings(data_dir=data_dir, log_level="ERROR")
-    with embedded(settings) as url:
-        yield url
-
-
 @pytest.fixture
-def client(place: str) -> Iterator[Kith]:
-    with Kith(place) as kith:
-        for name in ("door", "yard"):
-            kith.create_gallery(name, risk={"threshold": 0.9})
-        yield kith
-        for gallery in list(kith.galleries()):
-            kith.delete_gallery(gallery.name)
+def client(kith: Kith) -> Iterator[Kith]:
+    """Client of a server with the galleries "door" and "yard"."""
+    for name in ("door", "yard"):
+        kith.create_gallery(name, risk={"threshold": 0.9})
+    yield kith
+    for name in ("door", "yard"):
+        kith.delete_gallery(name)
 
 
 class Following:
@@ -105,9 +92,9 @@ def take(events: Iterator[EventOut], count: int) -> list[EventOut]:
     return [next(events) for _ in range(count)]
 
 
-def test_a_stream_resumes_after_the_last_event(client: Kith, place: str, tmp_path: Path) -> None:
-    start, dimension = position_now(place), client.model().dimension
-    with nginx(place, tmp_path) as proxied:
+def test_a_stream_resumes_after_the_last_event(client: Kith, server: str, tmp_path: Path) -> None:
+    start, dimension = position_now(server), client.model().dimension
+    with nginx(server, tmp_path) as proxied:
         strangers = Following(proxied, after=start, types=["decision"], galleries=["door"], outcomes=["unknown"])
         for number in range(3):  # events arrive one by one
             identify(client, "door", number)
@@ -133,7 +120,7 @@ def test_a_stream_resumes_after_the_last_event(client: Kith, place: str, tmp_pat
     assert risky == found[:4], "decisions without a candidate pass"
 
     async def follow() -> list[str]:
-        async with AsyncKith(place) as kith:
+        async with AsyncKith(server) as kith:
             events = kith.events(start, galleries=["door"])
             return [(await anext(events)).id for _ in range(3)]
 
@@ -141,20 +128,20 @@ def test_a_stream_resumes_after_the_last_event(client: Kith, place: str, tmp_pat
 
 
 def test_positions_that_cannot_be_resumed_are_errors(
-    client: Kith, place: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    client: Kith, server: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = position_now(place)
+    start = position_now(server)
     identify(client, "door", 0, 1, 2)
     assert len(take(client.events(start), 3)) == 3
     monkeypatch.setattr(receivers, "MAX_KEPT", 1)
-    with closing(open_database(f"sqlite:///{data_dir / 'kith.db'}")) as database:
+    with closing(open_database(settings.sql_url)) as database:
         receivers.ReceiverStore(database).sweep(Clock())
     assert refusal(lambda: next(client.events(start))) == (410, "events_expired")
 
 
-def test_heartbeats_move_the_position(place: str, client: Kith, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_move_the_position(server: str, client: Kith, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_usecase, "HEARTBEAT_S", 0.05)
-    with httpx.stream("GET", f"{place}/v1/events?gallery=yard") as response:
+    with httpx.stream("GET", f"{server}/v1/events?gallery=yard") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["x-accel-buffering"] == "no"
         lines = response.iter_lines()
@@ -170,23 +157,21 @@ def test_heartbeats_move_the_position(place: str, client: Kith, monkeypatch: pyt
     assert later[-1].id == event.id
 
 
-def test_streams_are_bounded(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_are_bounded(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_usecase, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(event_streams, "MAX_STREAMS_PER_KEY", 1)
-    is_eventually(lambda: is_admitted(place))
-    is_eventually(lambda: is_admitted(place))  # an ended stream no longer counts
-    with httpx.stream("GET", f"{place}/v1/events"):
-        refused = httpx.get(f"{place}/v1/events")
-        check(refused, 429, "too_many_streams")
-        assert "retry-after" in refused.headers
+    url = f"{server}/v1/events"
+    for _ in range(2):  # an ended stream no longer counts
+        with ExitStack() as opened:
+            is_eventually(lambda: opened.enter_context(httpx.stream("GET", url)).is_success)
+            refused = httpx.get(url)
+            check(refused, 429, "too_many_streams")
+            assert "retry-after" in refused.headers
+    with ExitStack() as opened:
+        is_eventually(lambda: opened.enter_context(httpx.stream("GET", url)).is_success)
         monkeypatch.setattr(event_streams, "MAX_STREAMS_PER_KEY", 9)
         monkeypatch.setattr(event_streams, "MAX_STREAMS", 1)
-        check(httpx.get(f"{place}/v1/events"), 503, "overloaded")
-
-
-def is_admitted(url: str) -> bool:
-    with httpx.stream("GET", f"{url}/v1/events") as response:
-        return response.is_success
+        check(httpx.get(url), 503, "overloaded")
 
 
 def test_keys_get_the_events_of_their_galleries_until_they_are_revoked(
@@ -212,25 +197,25 @@ def test_keys_get_the_events_of_their_galleries_until_they_are_revoked(
 
 @pytest.mark.long
 def test_open_streams_do_not_delay_a_stop_and_continue_with_the_next_server(tmp_path: Path) -> None:
-    with serving(tmp_path, None) as (server,), server.client() as kith:
+    with serving(tmp_path, None) as (process,), process.client() as kith:
         kith.create_gallery("door", risk={"threshold": 0.9})
-        following = Following(server.url, after=position_now(server.url))
+        following = Following(process.url, after=position_now(process.url))
         identify(kith, "door", 0)
         following.wait_for(1)
         began = time.monotonic()
-        server.terminate(PATIENCE_S)
+        process.terminate(PATIENCE_S)
         assert time.monotonic() - began < 8  # uvicorn would wait 10 s for the response
         for count in (2, 3):
-            server.launch()
-            server.wait_until_ready()
+            process.launch()
+            process.wait_until_ready()
             identify(kith, "door", count)
             assert len({e.id for e in following.wait_for(count)}) == count
-            server.kill()
-        server.launch()
+            process.kill()
+        process.launch()
 
 
-def test_the_command_prints_a_line_for_each_event(client: Kith, place: str, tmp_path: Path) -> None:
-    start, run = position_now(place), Program(tmp_path, place)
+def test_the_command_prints_a_line_for_each_event(client: Kith, server: str, tmp_path: Path) -> None:
+    start, run = position_now(server), Program(tmp_path, server)
     identify(client, "door", 0, 1)
     for words, expected in (((), "decision"), (("--json",), '"outcome": "unknown"')):
         with run.start("events", "--after", start, "-g", "door", *words) as process:

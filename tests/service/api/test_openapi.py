@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import httpx2 as httpx
 import hypothesis
 import jsonschema_rs
+import numpy as np
+import orjson
 import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase
 from hypothesis.errors import Unsatisfiable
+from numpy.typing import NDArray
+from pydantic import BaseModel
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -22,12 +29,20 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from kith.wire.fields import TIMESTAMP
+from kith import Kith
+from kith.wire.faces import FacesOut
+from kith.wire.fields import TIMESTAMP, rfc3339
+from kith.wire.identification import IdentifyOut
+from kith.wire.subjects import EnrollOut
+from kith.wire.verification import VerifyOut
+from models.vision.recognition import Recognizer
 from service.api.http.problems import MEDIA_TYPE, PATTERN_MESSAGES
 from service.app import create_app
 from service.core.errors import all_errors
 from service.server import embedded
 from service.settings import Settings, load_settings
+from service.usecases import documents as responses
+from tests.conftest import jpeg
 
 KEY = "operator" * 4
 STATUS = {error.code: error.status for error in all_errors()}
@@ -64,13 +79,13 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def own_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return load_settings(data_dir=tmp_path_factory.mktemp("kith"), log_level="ERROR", api_key=KEY)
 
 
 @pytest.fixture(scope="module")
-def document(settings: Settings) -> dict[str, Any]:
-    return create_app(settings).openapi()
+def document(own_settings: Settings) -> dict[str, Any]:
+    return create_app(own_settings).openapi()
 
 
 def resolved(document: dict[str, Any], schema: Any) -> Any:
@@ -86,8 +101,8 @@ def fields(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def service(settings: Settings) -> Iterator[tuple[requests.Session, str]]:
-    with embedded(settings) as url, requests.Session() as session:
+def service(own_settings: Settings) -> Iterator[tuple[requests.Session, str]]:
+    with embedded(own_settings) as url, requests.Session() as session:
         # The server shares this process and closes idle connections late while requests are generated.
         session.headers.update({"X-API-Key": KEY, "Connection": "close"})
         yield session, url
@@ -239,3 +254,85 @@ def test_numbers_of_things_end_in_count_and_times_have_one_form(document: dict[s
     answers = [each for each in times if not each[0].endswith("In")]
     assert len(answers) > 25
     assert [(name, field) for name, field, kind in answers if kind.get("pattern") != TIMESTAMP] == []
+
+
+def test_times_are_in_utc_with_microseconds_also_in_exports(
+    kith: Kith, gallery: str, astronaut: NDArray[np.uint8]
+) -> None:
+    east = timezone(timedelta(hours=5, minutes=30))
+    assert rfc3339(datetime(2026, 1, 31, 12, 0, tzinfo=east)) == "2026-01-31T06:30:00.000000Z"
+    assert rfc3339(datetime(1, 1, 1, 0, 0, 0, 7, UTC)) == "0001-01-01T00:00:00.000007Z"
+    kith.update_gallery(gallery, keep_crops=True, remember_strangers_days=30)
+    stranger = kith.identify(gallery, jpeg(astronaut), faces="largest").results[0].stranger
+    kith.enroll(gallery, "ada", jpeg(astronaut), face="largest")
+    kith.put_subject(gallery, "gone")
+    kith.delete_subject(gallery, "gone")
+    assert stranger is not None
+    exports = (kith.export_subject(gallery, "ada"), kith.export_subject(gallery, "gone"))
+    text = json.dumps([*exports, kith.export_stranger(gallery, stranger.id)])
+    text += b"".join(kith.export_gallery(gallery)).decode()
+    times = re.findall(r'"(\d{4}-\d\d-\d\d[T ]\d\d:[^"]*)"', text)
+    assert len(times) > 10
+    assert [time for time in times if not re.fullmatch(TIMESTAMP, time)] == []
+
+
+Photo = NDArray[np.uint8]
+
+
+def fits(model: type[BaseModel], response: httpx.Response) -> dict[str, Any]:
+    """Return the document after checking that it equals its model without nulls."""
+    assert response.is_success, response.text
+    document: dict[str, Any] = response.json()
+    assert model.model_validate_json(response.content, strict=True).model_dump(exclude_none=True) == document
+    return document
+
+
+def post(url: str, *photos: bytes, **options: Any) -> httpx.Response:
+    files = [("images", ("photo", photo)) for photo in photos]
+    return httpx.post(url, files=files, data={"request": orjson.dumps(options).decode()})
+
+
+def test_each_document_fits_its_model(
+    server: str, kith: Kith, gallery: str, astronaut: Photo, group: Photo, nobody: Photo
+) -> None:
+    home, people = f"{server}/v1/galleries/{gallery}", (jpeg(group), jpeg(nobody), b"no photo")
+    for route in ("detect", "embed"):
+        seen, none, bad = fits(FacesOut, post(f"{server}/v1/{route}", *people))["images"]
+        assert len(seen["faces"]) == 6
+        assert ("embedding" in seen["faces"][0]) == (route == "embed")
+        assert (none["faces"], bad["error"]["code"]) == ([], "image_format")
+    empty = fits(IdentifyOut, post(f"{home}/identify", jpeg(astronaut)))
+    assert empty["results"][0]["outcome"] == "unknown"
+    kith.put_subject(gallery, "eileen", name="Eileen Collins")
+    enrolled = fits(EnrollOut, post(f"{home}/subjects/eileen/templates", jpeg(astronaut), jpeg(group), b"no photo"))
+    assert enrolled["enrolled_count"] == 1
+    errors = [result.get("error", {}).get("code") for result in enrolled["results"]]
+    assert errors == [None, "several_faces", "image_format"]
+    vector = kith.embed(jpeg(astronaut)).images[0].faces[0].embedding
+    photos = (jpeg(astronaut), *people, jpeg((astronaut * 0.12).astype(np.uint8)))
+    found = fits(IdentifyOut, post(f"{home}/identify", *photos, embeddings=[vector], risk={"fpir": 0.001}))["results"]
+    outcomes = {result["outcome"] for result in found}
+    assert outcomes == {"identified", "unknown", "no_face", "rejected_quality", "error"}
+    assert (found[0]["name"], found[-1]["embedding"]) == ("Eileen Collins", 0)
+
+    def verified(*photos: bytes, **options: Any) -> dict[str, Any]:
+        files = {side: ("photo", photo) for side, photo in zip("ab", photos, strict=False)}
+        data = {"request": orjson.dumps(options).decode()}
+        return fits(VerifyOut, httpx.post(f"{server}/v1/verify", files=files, data=data))
+
+    assert verified(jpeg(astronaut), jpeg(astronaut))["outcome"] == "same"
+    subject = {"subject": {"gallery": gallery, "subject": "eileen"}}
+    one = verified(jpeg(astronaut), b=subject, risk={"threshold": 0.5})
+    assert (one["b"], one["risk"]["source"]) == ({}, "explicit")
+    none = verified(jpeg(astronaut), jpeg(nobody))
+    assert (none["outcome"], none["reasons"], "similarity" in none) == ("no_face", ["b: no_face"], False)
+
+
+def test_an_encoded_embedding_decodes_to_the_same_float32(
+    kith: Kith, recognizer: Recognizer, rng: np.random.Generator
+) -> None:
+    """The encoding uses fewer digits than a double has."""
+    vector = rng.normal(size=recognizer.dimension).astype(np.float32)
+    written = responses.encode_json({"embedding": vector})
+    assert np.array_equal(np.array(orjson.loads(written)["embedding"], np.float32), vector)
+    assert len(written) < len(orjson.dumps({"embedding": [float(v) for v in vector]}))

@@ -7,7 +7,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -231,29 +230,6 @@ def test_if_none_match_does_not_change_an_existing_subject(
     assert kith.subject(gallery, "tom").template_count == 1
     kith.delete_subject(gallery, "ada")
     assert kith.enroll(gallery, "ada", jpeg(astronaut), only_new=True).enrolled_count == 1
-
-
-def test_one_of_many_concurrent_requests_creates_a_subject(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
-    """A retry does not conflict with its first attempt."""
-    vectors = rng.normal(size=(6, kith.model().dimension)).astype(np.float32)
-    for number, vector in enumerate(vectors):
-        subject, retried = f"s{number}", number > 0
-
-        def ask(
-            _: int, subject: str = subject, vector: NDArray[np.float32] = vector, retried: bool = retried
-        ) -> str | None:
-            key = f"key-{subject}" if retried else None
-            try:
-                answer = kith.enroll(gallery, subject, embeddings=[vector], only_new=True, idempotency_key=key)
-            except KithClientError as error:
-                return error.code
-            return answer.results[0].template
-
-        with ThreadPoolExecutor(8) as desks:
-            answers = Counter(desks.map(ask, range(8)))
-        assert len(answers) == (1 if retried else 2)
-        assert retried or answers["subject_exists"] == 7
-        assert kith.subject(gallery, subject).template_count == 1
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from service.domain.gallery import GallerySettings, IdempotentResponse, NewTempl
 from service.server import embedded
 from service.settings import load_settings
 from service.storage.repositories.store import Store
+from tests.conftest import is_eventually
 from tests.databases import ON_BOTH, open_database
 from tests.postgres import DatabaseUrl
 
@@ -53,7 +54,7 @@ def test_enrollments_at_once_are_checked_against_each_other(urls: list[str], rng
         kiths = [stack.enter_context(Kith(urls[n % len(urls)], attempts=1)) for n in range(AT_ONCE)]
         dimension = kiths[0].model().dimension
         axes = np.eye(dimension, dtype=np.float32)
-        for gallery in ("names", "mixed", "apart", "repeated"):
+        for gallery in ("names", "mixed", "apart", "new", "repeated"):
             kiths[0].create_gallery(gallery)
         for number in range(3):  # one face under many names
             face: Float = l2_normalize(rng.normal(size=dimension))
@@ -63,8 +64,20 @@ def test_enrollments_at_once_are_checked_against_each_other(urls: list[str], rng
             options: dict[str, Any] = {"allow_duplicate": True}
             seen = at_once(lambda n: kiths[n].enroll("mixed", subject, embeddings=[axes[n]], **options))  # noqa: B023
             assert seen == {"enrolled": 1, "inconsistent_template": AT_ONCE - 1}
-        assert at_once(lambda n: kiths[n].enroll("apart", f"s{n}", embeddings=[axes[n]])) == {"enrolled": AT_ONCE}
-        repeated = at_once(lambda n: kiths[n].enroll("repeated", "ada", embeddings=[axes[0]], idempotency_key="k"))
+        # Each request stores one of two vectors; checks that are repeated report its refusal once.
+        apart = at_once(lambda n: kiths[n].enroll("apart", f"s{n}", embeddings=[axes[n], axes[n + AT_ONCE]]))
+        assert (apart, kiths[0].gallery("apart").template_count) == ({"enrolled": AT_ONCE}, AT_ONCE)
+
+        def reported() -> int:
+            return sum(line.details["count"] for line in kiths[0].audit("apart", event="enrollment_refused"))
+
+        is_eventually(lambda: reported() >= AT_ONCE)
+        assert reported() == AT_ONCE
+        new: dict[str, Any] = {"embeddings": [axes[0]], "only_new": True}
+        created = at_once(lambda n: kiths[n].enroll("new", "ada", **new))
+        assert created == {"enrolled": 1, "subject_exists": AT_ONCE - 1}
+        # A retry does not conflict with its first attempt.
+        repeated = at_once(lambda n: kiths[n].enroll("repeated", "ada", **new, idempotency_key="k"))
         assert (repeated, kiths[0].gallery("repeated").template_count) == ({"enrolled": AT_ONCE}, 1)
 
 
