@@ -18,16 +18,14 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
 from kith import Kith
 from service.cli.terminal import print_json, print_line, print_note, remedy_lines
 from service.cli.words import CONTROL_PATTERN, format_odds
-from service.server import embedded
-from service.settings import Settings, load_settings
+from service.settings import Settings
 from service.storage.repositories.store import Store
-from tests.conftest import ROOT, jpeg
+from tests.conftest import ROOT
 from tests.databases import open_database
 from tests.local_http import Handler, served_by
 from tests.service.cli.conftest import Program
@@ -333,25 +331,6 @@ def test_a_closed_pipe_ends_without_a_message(run: Program) -> None:
     process = run.start("models", "list", stdout=writable)
     os.close(writable)
     assert (process.communicate(timeout=60)[1], process.returncode) == ("", 141)
-
-
-def test_a_killed_local_enrollment_resumes(local: Program, tmp_path: Path, astronaut: NDArray[Any]) -> None:
-    photo = jpeg(astronaut)
-    (tmp_path / "people" / "eileen").mkdir(parents=True)
-    for number in range(30):
-        (tmp_path / "people" / "eileen" / f"{number}.jpg").write_bytes(photo + number.to_bytes(4))
-    process = local.start("enroll", "people", "-g", "g")
-    spooled = tmp_path / "data" / "spool"
-    while not (spooled.is_dir() and any(spooled.iterdir())) and process.poll() is None:
-        pass  # wait for the upload, so that the process dies during the job
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    report = json.loads(local("enroll", "people", "-g", "g", "--json"))
-    assert (report["enrolled_count"] + report["already_enrolled_count"], report["refused"]) == (30, [])
-    with embedded(load_settings(data_dir=tmp_path / "data", log_level="WARNING")) as url:
-        assert json.loads(local("gallery", "stats", "g", "--json", KITH_URL=url))["template_count"] == 30
-        job = json.loads(local("jobs", "list", "--json", KITH_URL=url))[0]["id"]
-        assert "succeeded" in local("jobs", "watch", job, KITH_URL=url)
 
 
 def test_completion_proposes_commands_options_and_choices(run: Program) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import json
 import os
 import signal
@@ -18,10 +19,17 @@ import pytest
 from numpy.typing import NDArray
 
 from kith import Kith
+from models.engines import selection
+from models.engines.selection import EnginePreference, OpenedNetworks, open_networks
+from models.pack.loading import load_pack
+from models.vision.specs import DetectionSpec, NetworkSpec
+from service.cli.commands.enroll import EnrollmentReport, print_report
+from service.cli.tools.doctor import check_conflicts, check_gpu_runtime, check_gpus, diagnose
 from service.core.errors import SettingsError
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
+from tests.packs import pack_in_openvinos_format
 from tests.service.cli.conftest import Program
 
 
@@ -38,6 +46,7 @@ def test_what_is_enrolled_locally_is_served(local: Program, photos: dict[str, Pa
         jobs = json.loads(local("jobs", "list", "-g", "g", "--json"))
         assert [job["counts"] for job in jobs] == [{"already_enrolled": 1, "no_face": 1}, {"enrolled": 1, "no_face": 1}]
         assert "no_face" in local("jobs", "show", jobs[0]["id"])
+        assert "succeeded" in local("jobs", "watch", jobs[0]["id"], status=1)
         answer = json.loads(local("identify", photos["again"], "-g", "g", "--json"))
         assert answer[str(photos["again"])]["results"][0]["subject"] == "Eilèen [b]"
         assert "fpir 0.01" in local("gallery", "list")
@@ -164,3 +173,135 @@ def test_gallery_risk_prints_thresholds(run: Program, kith: Kith, gallery: str, 
     (moved, *_) = json.loads(run("audit", "list", "-g", gallery, "--event", "threshold_moved", "--json"))
     assert moved["details"]["after"]["threshold"] == report["threshold"]
     assert "threshold_moved" in run("audit", "list", "-g", gallery)
+
+
+LATIN1 = os.fsdecode(b"Ren\xe9")
+
+
+def written(folder: Path, files: dict[str, bytes]) -> None:
+    for name, payload in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(payload)
+
+
+@pytest.mark.parametrize("where", ["run", "local"])
+def test_every_file_is_accounted_for(
+    request: pytest.FixtureRequest, gallery: str, tmp_path: Path, astronaut: NDArray[np.uint8], where: str
+) -> None:
+    photo, run = jpeg(astronaut), request.getfixturevalue(where)
+    files = {
+        "eileen/1.jpe": photo,
+        "eileen/2019/IMG_2": photo + b"2",
+        f"eileen/{LATIN1}.jpg": photo + b"3",
+        f"{LATIN1}/1.jpg": photo,
+        f"{LATIN1}/notes.txt": b"no photo",
+        "eileen/[b]notes.txt": b"no photo",
+        "eileen/._1.jpg": b"\0\5\x16\7",
+        "eileen/.ipynb_checkpoints/1.jpg": photo,
+        "__MACOSX/eileen/1.jpg": photo,
+        "group.jpg": photo,
+    }
+    written(tmp_path / "people", files)
+    (tmp_path / "people" / "eileen" / "gone.jpg").symlink_to("nowhere")
+    words = ("enroll", "people", "-g", gallery, "--report", "report.csv")
+    printed = run(*words, status=1)
+    assert "3 photos enrolled, 3 refused; 5 files ignored (hidden, or not a photo)" in printed
+    assert "Ignored: people/eileen/[b]notes.txt\n" in printed
+    with (tmp_path / "report.csv").open(newline="", encoding="utf-8") as stream:
+        rows = {row["photo"]: (row["status"], row["code"]) for row in csv.DictReader(stream)}
+    assert rows == {
+        "people/Ren\\xe9/notes.txt": ("ignored", ""),
+        "people/eileen/[b]notes.txt": ("ignored", ""),
+        "people/eileen/gone.jpg": ("refused", "unreadable"),
+        "people/group.jpg": ("refused", "invalid_request"),
+        "people/Ren\\xe9/1.jpg": ("refused", "invalid_request"),
+        "people/eileen/1.jpe": ("done", ""),
+        "people/eileen/2019/IMG_2": ("done", ""),
+        "people/eileen/Ren\\xe9.jpg": ("done", ""),
+    }
+    again = json.loads(run(*words, "--json", status=1))
+    assert (again["already_enrolled_count"], len(again["refused"]), again["ignored_count"]) == (3, 3, 5)
+    assert again["ignored_files"] == ["people/Ren\\xe9/notes.txt", "people/eileen/[b]notes.txt"]
+
+
+def test_a_source_without_folders_of_people_is_refused(run: Program, photos: dict[str, Path]) -> None:
+    written(run.folder / "flat", {".git/config": b"", "1.jpg": b"photo"})
+    run("enroll", "flat", "-g", "none", status=2)
+    assert "has no folder per person" in run.stderr
+    run("enroll", photos["tom"].name, "-g", "none", status=2)
+    assert "kith subject enroll ID tom.jpg -g none" in " ".join(run.stderr.replace("│", " ").split())
+
+
+def test_ten_refusals_are_printed_and_the_summary_is_last(capsys: pytest.CaptureFixture[str]) -> None:
+    report = EnrollmentReport(enrolled=3)
+    for number in range(12):
+        report.add(f"people/{'a' * 90}/{number}.jpg", "refused", "no face was found", "no_face")
+    print_report(report)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("no face was found" in line for line in lines) == 10
+    assert lines[0] == f"Refused: people/{'a' * 90}/0.jpg: no_face: no face was found"
+    assert "Refused: 2 more. List all with --report FILE." in lines
+    assert lines[-1] == "3 photos enrolled, 12 refused"
+
+
+def test_people_without_a_photo_are_named_first(run: Program, gallery: str, astronaut: NDArray[np.uint8]) -> None:
+    gray, people = jpeg(np.full_like(astronaut, 128)), run.folder / "people"
+    written(people, {"eileen/1.jpg": jpeg(astronaut), "anna/1.jpg": gray})
+    first, *_, last = run("enroll", "people", "-g", gallery, status=1).splitlines()
+    assert first == "1 person has no photo in the gallery, and cannot be found: anna"
+    assert last == "1 photo enrolled, 1 refused"
+    # A person who was enrolled before is not missing because of another, refused photo.
+    (people / "eileen" / "1.jpg").write_bytes(gray + b"2")
+    again = json.loads(run("enroll", "people", "-g", gallery, "--json", status=1))
+    assert (again["without_photo"], len(again["refused"])) == (["anna"], 2)
+
+
+GPU_PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+
+def test_two_or_an_overwritten_onnxruntime_are_errors() -> None:
+    (check,) = check_conflicts({"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1", "faiss-cpu": "1"})
+    assert check.verdict == "error"
+    assert "onnxruntime-gpu 1.31.1 overwrite each other" in check.detail
+    assert check_conflicts({"onnxruntime-gpu": "1.31.1", "opencv-python-headless": "5"}) == []
+    (check,) = check_gpu_runtime({"onnxruntime-gpu": "1.31.1"}, ["CPUExecutionProvider"])
+    assert check.verdict == "error"
+    assert check_gpu_runtime({"onnxruntime-gpu": "1.31.1"}, GPU_PROVIDERS) == []
+    assert check_gpu_runtime({"onnxruntime": "1.31.1"}, ["CPUExecutionProvider"]) == []
+
+
+def test_this_installation_is_sound(local: Program, tmp_path: Path) -> None:
+    del local.environment["KITH_RUNTIME"]
+    checks = json.loads(local("doctor", "--json"))
+    assert [
+        check for check in checks if check.keys() != {"what", "verdict", "detail"} or check["verdict"] != "ok"
+    ] == []
+    assert {"detector.onnx", "recognizer.onnx"} <= {check["what"] for check in checks}
+    assert any("nodes on OpenVINO" in check["detail"] for check in checks)
+    assert any("nodes on CPUExecutionProvider" in c.detail for c in diagnose(load_settings(runtime="onnxruntime")))
+    assert any(c.what == "pack" and c.verdict == "error" for c in diagnose(load_settings(pack=tmp_path)))
+
+
+def test_openvino_suffices_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    checks = diagnose(load_settings(runtime=None))
+    assert [c.what for c in checks if c.verdict == "error"] == []
+    assert [c.what for c in checks if c.verdict == "warning"] == ["onnxruntime"]
+    assert any("nodes on OpenVINO" in c.detail for c in checks)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    assert [c.what for c in diagnose(load_settings(runtime=None)) if c.verdict == "error"] == ["onnxruntime"]
+
+
+def test_a_recognizer_that_gpus_do_not_run_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "diagnose_cuda", lambda: None)
+    monkeypatch.setattr(selection, "visible_gpus", lambda: ["NVIDIA H200"])
+    settings = load_settings(device="gpu", runtime=None)
+    monkeypatch.setattr("service.cli.tools.doctor.open_networks", without_detector)
+    *_, check = check_gpus(settings, [load_pack(pack_in_openvinos_format(tmp_path / "pack"))])
+    assert (check.what, check.verdict) == ("gpu", "error")
+    assert "recognizer.xml: is in OpenVINO's format, which only OpenVINO runs" in check.detail
+
+
+def without_detector(spec: NetworkSpec, wish: EnginePreference) -> OpenedNetworks:
+    """Open a recognizer; a detector would need a GPU."""
+    return OpenedNetworks([]) if isinstance(spec, DetectionSpec) else open_networks(spec, wish)

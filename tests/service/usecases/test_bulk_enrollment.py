@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import shutil
 import tarfile
@@ -43,15 +44,17 @@ from tests.conftest import is_eventually, jpeg
 from tests.databases import open_database
 from tests.refusals import check, raises_code, refusal
 from tests.service.api.http.test_body_limits import first_status
+from tests.service.cli.conftest import Program
+from tests.service.inference.test_archive_names import zip_of
 
 LIMITS = ArchiveLimits(1000, 100_000, 1_000_000)
 SEAL = Seal(new_key())
 FILES = {"ada/1.jpg": b"first", "ada/old/2.JPEG": b"second", "bob/1.png": b"third", "bob/notes.txt": b"no photo"}
 
 
-def as_tar(files: dict[str, bytes]) -> bytes:
+def as_tar(files: dict[str, bytes], **options: Any) -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
+    with tarfile.open(fileobj=buffer, mode="w", **options) as archive:
         for name, payload in files.items():
             info = tarfile.TarInfo(name)
             info.size = len(payload)
@@ -120,10 +123,10 @@ def test_a_folder_above_the_people_is_seen(archive: Archive) -> None:
 @pytest.mark.parametrize("root", ["", "photos/"])
 def test_a_manifest_says_whose_a_photo_is(archive: Archive, root: str) -> None:
     # macOS writes decomposed names.
-    manifest = 'note,file,subject\nx,./x/Jos\xe9.jpg,Jose\u0301\n,2.jpg,"Lovelace, A."\n,gone.jpg,bob\n'
-    files = {"x/Jose\u0301.jpg": b"1", "manifest.csv": manifest.encode("utf-8-sig"), "2.jpg": b"2", "3.jpg": b"3"}
+    manifest = 'note,file,subject\nx,./x/Jos\xe9.jpg,Jose\u0301\n,2.dat,"Lovelace, A."\n,gone.jpg,bob\n'
+    files = {"x/Jose\u0301.jpg": b"1", "manifest.csv": manifest.encode("utf-8-sig"), "2.dat": b"2", "3.jpg": b"3"}
     found = what_is_in(archive(as_tar({root + name: payload for name, payload in files.items()})))
-    assert found.subjects == {f"{root}x/Jose\u0301.jpg": "Jos\xe9", f"{root}2.jpg": "Lovelace, A."}
+    assert found.subjects == {f"{root}x/Jose\u0301.jpg": "Jos\xe9", f"{root}2.dat": "Lovelace, A."}
     assert (found.missing, found.ignored) == (["gone.jpg"], {f"{root}3.jpg": None})
     for wrong in (b"file,person\n1.jpg,ada\n", b"\xff\xfe\x00", b'file,subject\n"1.jpg\n'):
         with pytest.raises(ArchiveInvalidError):
@@ -485,3 +488,55 @@ def has_done(kith: Kith, job: JobOut, photos: int) -> None:
     while (now := kith.job(job.id)).done_count < photos:
         assert now.state in ("queued", "running")
         threading.Event().wait(0.02)
+
+
+def test_names_of_a_zip(kith: Kith, gallery: str, tmp_path: Path, server: str) -> None:
+    names = zip_of(
+        ("José/1.jpg".encode(), True),
+        ("表/1.jpg".encode("cp932"), False),
+        ("ada\\表.jpg".encode("cp932"), False),
+        ("Ren\ufffd/1.jpg".encode(), True),
+    )
+    (tmp_path / "people.zip").write_bytes(names)
+    job = enrolled(kith, gallery, names)
+    assert (job.state, codes(kith, job)) == ("failed", {})
+    assert job.problem is not None and job.problem.code == "archive_invalid"
+    assert "/1.jpg' is not UTF-8" in job.problem.detail
+    assert "cp932 for Japanese" in job.problem.remedy
+    # The content is no photo: a name that is accepted is refused for that later.
+    expected = dict.fromkeys(("José/1.jpg", "表/1.jpg", "ada/表.jpg"), "image_format") | {
+        "Ren\ufffd/1.jpg": "invalid_request"
+    }
+    assert codes(kith, enrolled(kith, gallery, names, names="cp932")) == expected
+    run = Program(tmp_path, server)
+    run("enroll", "people.zip", "-g", gallery, status=3)
+    assert "kith enroll --names" in run.stderr
+    done = json.loads(run("enroll", "people.zip", "-g", gallery, "--json", "--names", "Shift-JIS", status=1))
+    assert {row["photo"] for row in done["refused"]} == set(expected)
+    assert refusal(kith.enroll_archive, gallery, Bytes(names), names="punycode") == (422, "invalid_request")
+    # A tar may declare such names, as kith enroll does of a local folder; that of a file is of no consequence.
+    latin = os.fsdecode(b"Ren\xe9")
+    job = enrolled(kith, gallery, as_tar({f"{latin}/1.jpg": b"x", f"ada/{latin}.jpg": b"x"}))
+    assert codes(kith, job) == {"Ren\\xe9/1.jpg": "invalid_request", "ada/Ren\\xe9.jpg": "image_format"}
+    assert "not UTF-8" in str([item.problem for item in kith.job_items(job.id)])
+
+
+def test_a_manifest_whose_files_are_not_found_for_their_encoding(kith: Kith, gallery: str) -> None:
+    """A manifest is UTF-8, and names files as they are read."""
+    files = {"manifest.csv": "file,subject\n王伟.jpg,eileen\n".encode(), "王伟.jpg": b"photo"}
+    sent = as_tar(files, encoding="gbk", format=tarfile.GNU_FORMAT)
+    job = enrolled(kith, gallery, sent)
+    assert job.problem is not None and "is not UTF-8" in job.problem.detail
+    job = enrolled(kith, gallery, sent, names="gbk")
+    (item,) = kith.job_items(job.id)
+    assert (item.item, item.outcome, item.subject) == ("王伟.jpg", "image_format", "eileen")
+
+
+def test_a_name_of_many_combining_marks_costs_no_time(kith: Kith, gallery: str, astronaut: NDArray[np.uint8]) -> None:
+    """Normalization takes quadratic time for marks in descending order."""
+    name = "a" + "\u0315\u0300" * 20_000
+    files = {f"{name}/{number}.jpg": b"photo" for number in range(12)} | {"eileen/1.jpg": jpeg(astronaut)}
+    started = time.monotonic()
+    job = enrolled(kith, gallery, as_tar(files))
+    assert (job.state, sorted(codes(kith, job).values())) == ("succeeded", ["", *["invalid_request"] * 12])
+    assert time.monotonic() - started < 30  # normalization would take a minute
