@@ -109,15 +109,14 @@ def test_a_gallery_loaded_again_is_in_memory_once_less(
     """The old index is released before the snapshot is read. If reading fails, the next search retries."""
     gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
     follower = Followers(in_process(store)).of(gallery)
-    enroll(store, gallery, "a", l2_normalize(rng.normal(size=(1, DIMENSION))))
-    vectors = l2_normalize(rng.normal(size=(1, DIMENSION)))
+    first, vectors = l2_normalize(rng.normal(size=(2, 1, DIMENSION)))
+    enroll(store, gallery, "a", first)
     searched(follower, vectors, 1)
     assert isinstance(follower, MemoryFollower)
-    held = weakref.ref(follower.index.view.segments[0])
+    held, holding = weakref.ref(follower.index.view.segments[0]), list[bool]()
     enroll(store, gallery, "b", vectors)
     store.subjects.delete(gallery, "a")
     assert store.changes.trim(gallery, keep=1) == 2
-    holding: list[bool] = []
 
     def broken(gallery: Gallery) -> Snapshot:
         holding.append(held() is not None)

@@ -18,7 +18,6 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from models.runtime.network import Float
-from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryExistsError, GalleryNotFoundError, StorageError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.storage.db import engine
@@ -122,22 +121,6 @@ def test_a_commit_is_flushed_before_it_is_acknowledged(tmp_path: Path) -> None:
     database.close()
 
 
-@ON_BOTH
-def test_a_snapshot_is_everybody_at_one_moment(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
-    empty = store.changes.snapshot(gallery)
-    assert (empty.sequence, empty.vectors.shape) == (0, (0, DIMENSION))
-    vectors = l2_normalize(rng.normal(size=(3, DIMENSION)))
-    good = NewTemplate(uuid.uuid4().hex, vectors[0], "photo", {"score": 0.75})
-    store.templates.enroll(gallery, "b", [good], None)
-    store.templates.enroll(gallery, "a", [template(vectors[1])], None)
-    store.templates.enroll(gallery, "b", [template(vectors[2])], None)
-    taken = store.changes.snapshot(gallery)
-    assert np.array_equal(taken.vectors, vectors[[0, 2, 1]])
-    assert taken.subject_pks[0] == taken.subject_pks[1] != taken.subject_pks[2]
-    np.testing.assert_allclose(taken.qualities, [0.75, np.nan, np.nan])
-    assert taken.sequence == 3
-
-
 def brute_force(
     enrolled: dict[str, list[NewTemplate]], probe: Float, k: int, among: set[str] | None
 ) -> list[tuple[str, float]]:
@@ -155,32 +138,6 @@ def of_some_quality(vector: Float, rng: np.random.Generator) -> NewTemplate:
     if rng.random() < 0.3:
         return template(vector)
     return NewTemplate(uuid.uuid4().hex, vector, "photo", {"score": round(float(rng.random()), 3)})
-
-
-@ON_BOTH
-def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
-    store.subjects.put(gallery, "a", "Ada", {"floor": 1}, ["night"])
-    store.subjects.put(gallery, "b", None, {"floor": 1.0, "desk": {"x": 1, "y": [2.0]}}, ["day", "night"])
-    store.templates.enroll(gallery, "c", [template(v) for v in l2_normalize(rng.normal(size=(3, DIMENSION)))], None)
-    found = store.galleries.get("g")
-    assert (found.subjects, found.templates) == (3, 3)
-
-    def bearing(tags: tuple[str, ...] = (), **facts: object) -> set[str]:
-        chosen = SubjectFilter(tags, tuple(facts.items()))
-        keys = store.subjects.matching_pks(gallery, chosen)
-        assert [s.pk for s in store.subjects.list_page(gallery, None, 10, chosen)] == keys.tolist()
-        return {subject.id for subject in store.subjects.by_pk(gallery, keys.tolist()).values()}
-
-    assert bearing(("night",)) == {"a", "b"} == bearing(floor=1)
-    assert bearing(("night", "day")) == {"b"} == bearing(desk={"y": [2], "x": 1.0})
-    assert bearing(floor=True) == bearing(floor="1") == bearing(("noon",)) == set()
-    assert bearing() == {"a", "b", "c"}
-    store.subjects.patch(gallery, "a", {"tags": []})
-    store.subjects.delete(gallery, "b")
-    assert bearing(("night",)) == set() and bearing(floor=1) == {"a"}
-    store.templates.delete(gallery, "c", store.templates.list_page(gallery, "c")[0].id)
-    found = store.galleries.get("g")
-    assert (found.subjects, found.templates) == (2, 2)
 
 
 def test_names_are_unique_and_nothing_is_left_of_a_deleted_gallery(store: Store, gallery: Gallery) -> None:
@@ -201,3 +158,27 @@ def test_a_database_that_cannot_be_opened_or_is_of_another_kind_is_refused(tmp_p
         open_database(f"sqlite:///{tmp_path / 'file' / 'kith.db'}")
     with pytest.raises(StorageError, match="sqlite or postgresql"):
         open_database("mysql://localhost/kith")
+
+
+@ON_BOTH
+def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery) -> None:
+    def bearing(tags: tuple[str, ...] = (), **facts: object) -> set[str]:
+        chosen = SubjectFilter(tags, tuple(facts.items()))
+        keys = store.subjects.matching_pks(gallery, chosen)
+        assert [s.pk for s in store.subjects.list_page(gallery, None, 10, chosen)] == keys.tolist()
+        return {subject.id for subject in store.subjects.by_pk(gallery, keys.tolist()).values()}
+
+    store.subjects.put(gallery, "a", "Ada", {"floor": 1}, ["night"])
+    store.subjects.put(gallery, "b", None, {"floor": 1.0, "desk": {"x": 1, "y": [2.0]}}, ["day", "night"])
+    store.templates.enroll(gallery, "c", [template(v) for v in np.eye(3, DIMENSION, dtype=np.float32)], None)
+    found = store.galleries.get("g")
+    assert (found.subjects, found.templates) == (3, 3)
+    assert bearing(("night",)) == {"a", "b"} == bearing(floor=1)
+    assert bearing(("night", "day")) == {"b"} == bearing(desk={"y": [2], "x": 1.0})
+    assert bearing(floor=True) == bearing(floor="1") == bearing(("noon",)) == set()
+    store.subjects.patch(gallery, "a", {"tags": []})
+    store.subjects.delete(gallery, "b")
+    assert bearing(("night",)) == set() and bearing(floor=1) == {"a"}
+    store.templates.delete(gallery, "c", store.templates.list_page(gallery, "c")[0].id)
+    found = store.galleries.get("g")
+    assert (found.subjects, found.templates) == (2, 2)
