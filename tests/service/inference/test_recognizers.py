@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2 as httpx
@@ -38,14 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, second: ModelPack, astronau
     return data
 
 
-@pytest.fixture(scope="module")
-def url(folder: Path, second: ModelPack) -> Iterator[str]:
-    settings = load_settings(data_dir=folder, extra_packs=f" {second.directory} ,", log_level="WARNING")
-    with embedded(settings) as served, Kith(served) as kith:
-        kith.create_gallery("ours")
-        yield served
-
-
 def code(call: object, *arguments: object, **options: object) -> str:
     assert callable(call)
     with pytest.raises(KithClientError) as raised:
@@ -53,9 +44,13 @@ def code(call: object, *arguments: object, **options: object) -> str:
     return raised.value.code
 
 
-def test_a_gallery_is_served_by_its_own_recognizer(url: str, astronaut: Photo, actor: Photo) -> None:
+def test_galleries_are_served_by_their_own_recognizer(
+    folder: Path, second: ModelPack, astronaut: Photo, actor: Photo
+) -> None:
     darker = jpeg((astronaut[:, ::-1] * 0.75).astype(np.uint8), 60)
-    with Kith(url) as kith:
+    settings = load_settings(data_dir=folder, extra_packs=f" {second.directory} ,", log_level="WARNING")
+    with embedded(settings) as url, Kith(url) as kith:
+        kith.create_gallery("ours")
         kith.enroll("ours", "eileen", jpeg(astronaut))
         for gallery, pack in (("ours", "kith-compact"), ("theirs", "projected")):
             answer = kith.identify(gallery, darker)
@@ -64,49 +59,33 @@ def test_a_gallery_is_served_by_its_own_recognizer(url: str, astronaut: Photo, a
             assert kith.identify(gallery, jpeg(actor)).results[0].outcome == "unknown"
             assert kith.risk(gallery).evidence.source == "pack"
 
-
-def test_models_and_embeddings_are_told_apart(url: str, second: ModelPack, astronaut: Photo) -> None:
-    with Kith(url) as kith:
         served = kith.model()
         assert [m.model for m in served.models] == ["kith-compact", "projected"] and served.model == "kith-compact"
-        theirs = served.models[1]
-        assert (theirs.recognizer, theirs.dimension) == (second.recognition.fingerprint(), PROJECTED)
-        for name in ("projected", theirs.recognizer):
-            answer = kith.embed(jpeg(astronaut), model=name)
-            assert (answer.model, answer.recognizer) == ("projected", theirs.recognizer)
-            embedding = answer.images[0].faces[0].embedding
-            assert embedding is not None
-            assert len(embedding) == PROJECTED
-        assert kith.embed(jpeg(astronaut)).recognizer == served.recognizer
+        ours, theirs = (model.recognizer for model in served.models)
+        assert (theirs, served.models[1].dimension) == (second.recognition.fingerprint(), PROJECTED)
+        for name in ("projected", theirs):
+            embedded_by = kith.embed(jpeg(astronaut), model=name)
+            assert (embedded_by.model, embedded_by.recognizer) == ("projected", theirs)
+            assert len(embedded_by.images[0].faces[0].embedding or ()) == PROJECTED
         assert code(kith.embed, jpeg(astronaut), model="none-such") == "model_not_served"
 
-
-def test_verification_is_by_one_recognizer(url: str, astronaut: Photo, actor: Photo) -> None:
-    with Kith(url) as kith:
-        kith.enroll("ours", "eileen", jpeg(astronaut))
+        # A verification is by one recognizer: that of a subject's gallery.
         assert kith.verify(jpeg(astronaut), jpeg(astronaut)).model == "kith-compact"
         asked = kith.verify(jpeg(astronaut), jpeg(actor), model="projected")
         assert (asked.model, asked.outcome) == ("projected", "different")
-        # A subject is compared by its gallery's.
         implied = kith.verify(jpeg(astronaut), ("theirs", "eileen"))
         assert (implied.model, implied.outcome) == ("projected", "same")
         assert code(kith.verify, jpeg(astronaut), ("ours", "eileen"), model="projected") == "recognizer_mismatch"
 
-
-def test_vectors_of_the_wrong_recognizer_are_refused(url: str, astronaut: Photo) -> None:
-    with Kith(url) as kith:
-        ours, theirs = (model.recognizer for model in kith.model().models)
+        # Vectors of the wrong recognizer are refused. The dimension identifies it if the request names none.
         vector = kith.embed(jpeg(astronaut)).images[0].faces[0].embedding
         assert vector is not None
         assert kith.identify("ours", embeddings=[vector], recognizer=ours).results
-        assert code(kith.identify, "ours", embeddings=[vector], recognizer=theirs) == "recognizer_mismatch"
-        assert code(kith.enroll, "ours", "x", embeddings=[vector], recognizer=theirs) == "recognizer_mismatch"
-        # The dimension identifies the recognizer if the request names none.
-        assert code(kith.identify, "theirs", embeddings=[vector]) == "embedding_invalid"
-        assert code(kith.enroll, "theirs", "x", embeddings=[vector]) == "embedding_invalid"
-        for whose, answered in ((theirs, ("code", "recognizer_mismatch")), (ours, ("outcome", "same"))):
+        for call, arguments in ((kith.identify, ()), (kith.enroll, ("x",))):
+            assert code(call, "ours", *arguments, embeddings=[vector], recognizer=theirs) == "recognizer_mismatch"
+            assert code(call, "theirs", *arguments, embeddings=[vector]) == "embedding_invalid"
+        for whose, key, value in ((theirs, "code", "recognizer_mismatch"), (ours, "outcome", "same")):
             sides = {"a": {"embedding": vector, "recognizer": whose}, "b": {"embedding": vector}}
-            key, value = answered
             assert httpx.post(f"{url}/v1/verify", json=sides).json()[key] == value
 
 

@@ -97,9 +97,9 @@ def test_lower_similarities_are_a_drift_and_higher_ones_are_not(calibration: Cal
     assert found.state == "ok"
 
 
-def test_few_searches_give_no_verdict(calibration: Calibration) -> None:
+def test_few_searches_and_a_pack_without_calibration_give_no_verdict(calibration: Calibration) -> None:
     rng = np.random.default_rng(10)
-    watch = Watch(calibration)
+    watch, uncalibrated = Watch(calibration), Watch(None)
     assert watch.drift().state == "too_few"
     watch.add([Decided("no_face"), Decided("rejected_quality"), *decided(rng, MIN_IDENTIFIED - 1)])
     assert watch.drift().state == "too_few"
@@ -108,13 +108,8 @@ def test_few_searches_give_no_verdict(calibration: Calibration) -> None:
     assert found.state != "too_few"
     assert found.window_counts["no_face"] == 1
     assert sum(found.since_start_counts.values()) == 3 * MIN_IDENTIFIED + 1
-
-
-def test_without_calibration_there_is_no_verdict() -> None:
-    watch = Watch(None)
-    watch.add(decided(np.random.default_rng(11), 2 * WINDOW))
-    found = watch.drift()
-    assert (found.state, found.mated_similarity) == ("too_few", None)
+    uncalibrated.add(decided(rng, 2 * WINDOW))
+    assert (uncalibrated.drift().state, uncalibrated.drift().mated_similarity) == ("too_few", None)
 
 
 def test_memory_is_bounded_and_counts_are_not_lost_between_threads(calibration: Calibration) -> None:
@@ -167,10 +162,10 @@ def test_stats_and_metrics_of_a_real_service(
     answer = httpx.get(f"{server}/metrics")
     assert (answer.status_code, answer.headers["content-type"]) == (200, CONTENT_TYPE)
     told = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
-    assert float(told[f'kith_identify_total{{gallery="{gallery}",outcome="identified"}}']) == MIN_IDENTIFIED + 21
-    assert float(told[f'kith_drift_state{{gallery="{gallery}",state="drifted"}}']) == 0
-    assert float(told[f'kith_drift_state{{gallery="{gallery}",state="ok"}}']) == 1
-    assert float(told[f'kith_mated_similarity_mean{{gallery="{gallery}"}}']) > 0.99
+    labeled = f'{{gallery="{gallery}"'
+    assert float(told[f'kith_identify_total{labeled},outcome="identified"}}']) == MIN_IDENTIFIED + 21
+    assert [float(told[f'kith_drift_state{labeled},state="{state}"}}']) for state in ("drifted", "ok")] == [0, 1]
+    assert float(told[f"kith_mated_similarity_mean{labeled}}}"]) > 0.99
     assert "eileen" not in answer.text
 
 
