@@ -41,7 +41,7 @@ from service.storage.repositories.generations import FILL, GenerationStore, Seal
 from service.storage.repositories.jobs import ItemOutcome, JobStore
 from service.storage.repositories.store import Store
 from service.storage.transfer.importing import Import
-from tests.conftest import jpeg
+from tests.conftest import jpeg, url_maker
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.history import halves, without_an_order
@@ -59,6 +59,12 @@ TEMPLATES: Final = [template_id(3, number) for number in range(500)]
 FACE: Final = Crop(b"a face" * 100, ((1.0, 1.0), (3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (3.0, 3.0)))
 MAX_DELAY_S: Final = 0.25
 """Maximum delay between a message of a writer or a server's client, and the kill."""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"] if LONG else ["sqlite"])
+def some_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseUrl:
+    """Factory of empty SQLite databases; of PostgreSQL too with KITH_FAULTS=long."""
+    return url_maker(request, tmp_path)
 
 
 def create(node: Node, enrolled: list[str], name: str = "g", **settings: Any) -> Gallery:
@@ -375,7 +381,7 @@ def test_writers_killed_at_work(database_url: DatabaseUrl, kind: str) -> None:
     for number in range(14 if LONG else 1):
         name, counters = f"g{number}", CONTEXT.Array("q", WRITERS, lock=False)
         fresh(url, name)
-        tasks = [Task(url, name, writer, WRITERS, 6, 60, WORK[kind]) for writer in range(WRITERS)]
+        tasks = [Task(url, name, writer, WRITERS, 60, WORK[kind]) for writer in range(WRITERS)]
         writers = [Process(write, task, counters) for task in tasks]
         for writer in writers:
             writer.wait_for(1)

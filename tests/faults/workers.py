@@ -22,6 +22,7 @@ MEMBER = 0.01
 """Similarity above which a subject has a template: 1/sqrt(n) to one of its n templates, 0 to those of others."""
 KEPT_LINES = 5
 """Lines that a writer leaves when it trims the change log: too few for followers, which must start over."""
+SHARED_SUBJECTS = 6
 MAX_WRITERS = 4
 """Writers of one gallery."""
 DIMENSION = 4096
@@ -96,17 +97,12 @@ def axis_of(template: str) -> Float:
 
 @dataclass(frozen=True)
 class Task:
-    """Run random steps on one gallery until killed, or ``steps`` are done.
-
-    ``shared_subjects``: number of subjects among which templates are moved. 0: each request enrolls a new subject,
-    and subjects are deleted with all their templates.
-    """
+    """Run random steps on one gallery, whose writers share a few subjects, until killed, or ``steps`` are done."""
 
     url: str
     gallery: str
     writer: int
     writers: int
-    shared_subjects: int
     steps: int
     weights: dict[str, float]
 
@@ -132,11 +128,8 @@ class _Steps:
 
     def enroll(self) -> None:
         first, count = self._counters[self._task.writer], int(self.rng.integers(1, 4))
-        ids = tuple(
-            template_id(self._task.writer, first + i) for i in range(count if self._task.shared_subjects else 1)
-        )
-        self._counters[self._task.writer] = first + len(ids)
-        subject = self._subject() if self._task.shared_subjects else f"s{ids[0]}"
+        ids, subject = tuple(template_id(self._task.writer, first + i) for i in range(count)), self._subject()
+        self._counters[self._task.writer] = first + count
         new = [NewTemplate(t, axis_of(t), "embedding") for t in ids]
         self._do("enroll", ids, subject, None, lambda: self._node.enroll(self._gallery.name, subject, new))
 
@@ -163,8 +156,7 @@ class _Steps:
         self._do("read", tuple(probed), None, None, lambda: self._node.seen(self._gallery.name, probed))
 
     def _subject(self) -> str:
-        shared = self._task.shared_subjects
-        return f"s{self.rng.integers(shared)}" if shared else f"s{self._recent_template()}"
+        return f"s{self.rng.integers(SHARED_SUBJECTS)}"
 
     def _recent_template(self) -> str:
         """Return a template that any writer may have enrolled recently."""
