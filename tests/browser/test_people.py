@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 
 from kith import Kith
 from tests.browser.chromium import faults, overflow
-from tests.browser.conftest import KEY, Opener, choose, give_key, go, populate, transfer
+from tests.browser.conftest import DESK, KEY, PHONE, Opener, choose, give_key, go, populate, transfer
 
 Photos = dict[str, Path]
 
@@ -127,6 +127,10 @@ def test_strangers_get_names(visit: Opener, service: str, kith: Kith, photos: Ph
     page.get_by_role("button", name=f"Forget stranger {other[:8]}").click()
     page.get_by_role("dialog").get_by_role("button", name="Forget", exact=True).click()
     expect(page.get_by_role("button", name=f"Forget stranger {other[:8]}")).to_have_count(0)
+    page.set_viewport_size(PHONE)
+    box = page.get_by_role("button", name="Forget stranger").first.bounding_box()
+    assert box and box["height"] < 50  # one line; the table scrolls
+    page.set_viewport_size(DESK)
     page.get_by_role("button", name="Forget all", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Forget all").click()
     expect(page.get_by_text("No strangers yet.")).to_be_visible()

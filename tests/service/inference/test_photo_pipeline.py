@@ -212,7 +212,7 @@ def test_only_short_work_of_requests_runs_on_the_event_loop(
 
 
 def test_the_memory_of_tiles_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detector: Detector) -> None:
-    photo, reserved, share = jpeg(np.zeros((3000, 4000, 3), np.uint8)), list[int](), DecodeBudget.share
+    photo, reserved, share = jpeg(np.zeros((1500, 2000, 3), np.uint8)), list[int](), DecodeBudget.share
 
     def recorded(budget: DecodeBudget, size: int) -> AbstractAsyncContextManager[Share]:
         reserved.append(size)
@@ -227,7 +227,7 @@ def test_the_memory_of_tiles_is_reserved(tmp_path: Path, monkeypatch: pytest.Mon
 
     asyncio.run(main())
     medium, high = reserved
-    assert high - medium == search_bytes(detector, 3000, 4000, "high") > 50_000_000
+    assert high - medium == search_bytes(detector, 1500, 2000, "high") > 5_000_000
 
 
 def test_a_search_of_tiles_ends_with_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,14 +50,13 @@ def risk(calibration: Calibration) -> ImpostorRisk:
     return ImpostorRisk(calibration.curve, "pack", pack=calibration)
 
 
-def test_the_first_face_is_new() -> None:
+def test_the_first_face_is_new_and_the_most_similar_stranger_is_met() -> None:
     assert recall(at(1.0), None, None, EXPLICIT) == Recalled(is_new=True)
-
-
-def test_the_most_similar_stranger_is_met() -> None:
     known = axes(0, 1, 2)
     assert judged(at(0.9, 1), known, None, EXPLICIT) == Recalled(is_met=True)
     assert judged(at(0.4, 1), known, None, EXPLICIT) == Recalled(is_new=True)
+    with pytest.raises(RiskUncalibratedError):  # a rate cannot be kept
+        judged(at(0.9), known, None, ONE_PERCENT)
 
 
 def test_a_face_between_the_thresholds_founds_nobody(calibration: Calibration) -> None:
@@ -122,9 +121,3 @@ def test_only_diverse_faces_become_templates_and_only_a_few(calibration: Calibra
     full = [np.repeat(axes(0)[0], MAX_TEMPLATES, axis=0), *axes(*range(1, MAX_TEMPLATES))]
     found = judged(at(calibration.mean_genuine - 1e-3), full, model, ONE_PERCENT)
     assert found == Recalled(is_met=True)
-
-
-def test_without_a_calibration_a_rate_cannot_be_kept() -> None:
-    with pytest.raises(RiskUncalibratedError):
-        judged(at(0.9), axes(0), None, ONE_PERCENT)
-    assert judged(at(0.9), axes(0), None, EXPLICIT) == Recalled(is_met=True)
