@@ -81,13 +81,14 @@ def test_files_are_sent_and_fetched_below_a_prefix(
 def leaving(page: Page, prefixed: str) -> list[str]:
     """Return a list that gets the address of each request outside of the prefix."""
     outside: list[str] = []
-    inside = (f"{prefixed}/", "blob:")
+    inside = (f"{prefixed}/", "blob:", "data:")
     page.on("request", lambda request: None if request.url.startswith(inside) else outside.append(request.url))
     return outside
 
 
-def test_the_reference_sends_requests_below_the_prefix(visit: Opener, prefixed: str) -> None:
+def test_the_reference_sends_requests_below_the_prefix_and_none_elsewhere(visit: Opener, prefixed: str) -> None:
     page = visit(prefixed)
+    outside = leaving(page, prefixed)
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     page.get_by_role("link", name="API reference").click()
     expect(page).to_have_url(f"{prefixed}/docs")
@@ -96,3 +97,4 @@ def test_the_reference_sends_requests_below_the_prefix(visit: Opener, prefixed: 
     with page.expect_response(f"{prefixed}/healthz") as answer:
         page.get_by_role("button", name="Execute").click()
     assert answer.value.ok
+    assert outside == []

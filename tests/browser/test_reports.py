@@ -153,13 +153,3 @@ def test_a_message_covers_no_button_that_one_needs(visit: Opener, service: str, 
     assert "Delete the gallery" not in page.evaluate(COVERED)
     page.get_by_role("button", name="Delete the gallery").click()
     assert "Cancel" not in page.evaluate(COVERED)
-
-
-def test_the_reference_is_shown_without_a_way_to_the_internet(visit: Opener, populated: str) -> None:
-    page = visit(populated)
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(f"{populated}/docs")
-    page.get_by_text("/v1/galleries/{gallery}/risk", exact=True).click()
-    expect(page.get_by_text("FPIR targets; repeatable")).to_be_visible()
-    assert [url for url in asked if not url.startswith((populated, "data:"))] == []

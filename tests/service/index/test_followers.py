@@ -216,17 +216,11 @@ def test_galleries_searched_least_lately_make_room(store: Store, rng: np.random.
     assert followers.of(galleries["a"]) is not first
     followers.drop(galleries["a"])
     assert len(followers) == 1
-
-
-def test_two_generations_are_searched_side_by_side(store: Store, rng: np.random.Generator) -> None:
-    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-    enroll(store, gallery, "a", l2_normalize(rng.normal(size=(1, DIMENSION))))
-    followers = Followers(in_process(store))
-    probe = l2_normalize(rng.normal(size=(1, DIMENSION)))
-    other = replace(gallery, generation=1)
-    assert followers.catch_up_blocking(gallery).search(probe, 1)[1] == 1
-    assert followers.catch_up_blocking(other).search(probe, 1)[1] == 0
-    assert followers.of(gallery) is followers.of(gallery) is not followers.of(other)
+    followers = Followers(in_process(store))  # two generations are searched side by side
+    other = replace(galleries["a"], generation=1)
+    compared = [followers.catch_up_blocking(each).search(vectors[:1], 1)[1] for each in (galleries["a"], other)]
+    assert compared == [1, 0]
+    assert followers.of(galleries["a"]) is followers.of(galleries["a"]) is not followers.of(other)
 
 
 def test_the_log_keeps_what_the_evidence_and_living_indexes_have_not_read(

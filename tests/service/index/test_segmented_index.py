@@ -69,7 +69,7 @@ def check(
     """Similarities are always the true ones of the keys named; the best ones where every vector is compared."""
     view = index.view
     assert len(view) == len(model)
-    probes = l2_normalize(rng.normal(size=(int(rng.integers(1, 8)), dimension)))
+    probes = l2_normalize(rng.normal(size=(int(rng.choice([1, 2, 8, 9, 20])), dimension)))
     k = int(rng.integers(1, 12))
     among = None if rng.random() < 0.5 else {key for key in [*model, 7] if rng.random() < 0.3}
     keys = None if among is None else np.array(sorted(among), np.int64)
@@ -211,19 +211,6 @@ def test_products_are_the_similarities_to_every_row(rng: np.random.Generator) ->
     for probes, rows in ((0, 3), (3, 0), (1, 1500), (8, 1500)):
         a, b = (rng.normal(size=(n, 12)).astype(np.float32)[:, ::2] for n in (probes, rows))
         np.testing.assert_allclose(products(a, b), a @ b.T, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("probes", [2, 8, 9, 30])
-def test_several_probes_find_what_each_finds_alone_and_nothing_that_left(probes: int, rng: np.random.Generator) -> None:
-    vectors = l2_normalize(rng.normal(size=(300, 16)))
-    index, keys = index_of(16, "exact", sizes=Sizes()), list(range(300))
-    index.apply([batch(keys, vectors, 1)])
-    index.apply([batch([], np.empty((0, 16), np.float32), 2, gone=keys[:150])])
-    for among in (None, np.arange(100, 160), np.arange(100, 290)):
-        found = index.view.search(vectors[:probes], 20, among)
-        alone = [index.view.search(probe[None], 20, among) for probe in vectors[:probes]]
-        np.testing.assert_array_equal(found.keys, np.concatenate([one.keys for one in alone]))
-        assert not set(found.keys.ravel().tolist()) & set(keys[:150])
 
 
 WAKING = """

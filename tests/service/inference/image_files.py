@@ -208,12 +208,6 @@ def harmful() -> dict[str, bytes]:
         "bmp, a palette of 4 billion": bmp(64, 64, 8, 0, bytes(4096), 0xFFFFFFFF),
         "pdf and jpeg": b"%PDF-1.4\n" + JPEG,
         "svg": b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
-        "postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n(/etc/passwd) (r) file\n",
-        "netpbm": b"P6 100 100 255\n" + bytes(30_000),
-        "photoshop": b"8BPS\0\1" + bytes(100),
-        "icon": encode(SMALL, "ICO"),
-        "jpeg 2000": b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(100),
-        "x bitmap": b"#define x_width 8\n#define x_height 8\nstatic char x[]={0};",
     }
 
 

@@ -153,24 +153,24 @@ def test_the_limit_of_a_process_suffices(kind: str) -> None:
     assert sorted((decoded.height, decoded.width)) == sorted(photo.size)
 
 
-def test_a_share_is_reserved_in_order_and_returned() -> None:
+def test_memory_is_reserved_in_order_and_whoever_leaves_lets_others_pass() -> None:
     async def main() -> None:
         budget, events = DecodeBudget(8, 100), list[str]()
 
-        async def hold(name: str, size: int, gate: asyncio.Event) -> None:
+        async def hold(name: str, size: int, gate: asyncio.Event | None = None) -> None:
             async with budget.share(size) as share:
                 events.append(name)
-                await gate.wait()
+                if gate is not None:
+                    await gate.wait()
                 share.shrink(share.size // 2)
                 events.append(f"{name} decoded")
                 await asyncio.sleep(0.01)
 
-        first, second, rest = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        rest.set()
+        first, second = asyncio.Event(), asyncio.Event()
         tasks = [asyncio.create_task(hold("60", 60, first))]
         tasks.append(asyncio.create_task(hold("larger than all", 1000, second)))
         await asyncio.sleep(0)
-        tasks.append(asyncio.create_task(hold("10", 10, rest)))
+        tasks.append(asyncio.create_task(hold("10", 10)))
         await asyncio.sleep(0.02)
         assert events == ["60"]  # the small one does not overtake the large one
         first.set()
@@ -179,34 +179,21 @@ def test_a_share_is_reserved_in_order_and_returned() -> None:
         second.set()
         await asyncio.gather(*tasks)
         assert events[3:] == ["larger than all decoded", "10", "10 decoded"]
-        async with asyncio.timeout(5), budget.share(100):
-            pass
 
-    asyncio.run(main())
-
-
-def test_who_waits_until_the_deadline_is_refused_and_lets_others_pass() -> None:
-    async def reserve(budget: DecodeBudget, size: int) -> None:
-        async with budget.share(size):
-            pass
-
-    async def main() -> None:
-        budget = DecodeBudget(8, 100)
         async with asyncio.timeout(30), budget.share(60):
-            with Deadline(0.05) as deadline:
-                waiting = asyncio.create_task(reserve(budget, 80))
-                await asyncio.sleep(0)
-                with pytest.raises(OverloadedError, match="100 bytes for decoding"):
-                    await waiting
+            with Deadline(0.05), pytest.raises(OverloadedError, match="100 bytes for decoding"):
+                await hold("late", 80)
             with Deadline(60) as deadline:
-                gone = asyncio.create_task(reserve(budget, 80))
+                gone = asyncio.create_task(hold("gone", 80))
                 await asyncio.sleep(0)
-            later = asyncio.create_task(reserve(budget, 40))
+            later = asyncio.create_task(hold("later", 40))
             await asyncio.sleep(0)
             deadline.disconnect()
             with pytest.raises(ClientGoneError):
                 await gone
             await later
+        async with asyncio.timeout(5), budget.share(100):
+            pass
 
     asyncio.run(main())
 
