@@ -38,7 +38,7 @@ from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from tests.conftest import is_eventually
-from tests.databases import ON_BOTH, claimed, open_database
+from tests.databases import ON_BOTH, ON_POSTGRESQL, claimed, open_database
 from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
 from tests.service.storage.privacy.test_erasure import made, some
@@ -192,39 +192,36 @@ def test_deleted_rows_leave_the_wal_of_sqlite(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Any process may have deleted rows, including one that ended before it could truncate the WAL."""
-    url, log = f"sqlite:///{tmp_path / 'kith.db'}", tmp_path / "kith.db-wal"
-    database, other = open_database(url), open_database(url)
-    clock = Clocks(datetime.now(UTC))
-    kept_house = keeping(database, clock)
-    kept_house.look()
-    store, gallery, jobs = Store(other), limited(other, None), JobStore(other)
-    back_up(other, tmp_path / "backup")
-    store.templates.enroll(gallery, "ada", some(rng), IdempotentResponse("k", "d", "an answer"))
-    with other.engine.begin() as connection:
-        connection.execute(idempotency.update().values(created_at=datetime.now(UTC) - timedelta(days=15)))
-    jobs.finish(claimed(other, gallery), "failed", {"code": "image_format"})
-    column = {"finished": job_rows.c.problem, "answered": idempotency.c.sealed}.get(how, vectors.c.vector)
-    with database.read() as connection:  # prevents truncation of the WAL
-        held = bytes(connection.execute(sa.select(column)).scalar_one())
-        match how:
-            case "erased":
-                assert store.subjects.delete(gallery, "ada").log_emptied is False
-            case "finished":
-                assert jobs.delete_finished(0) == 1
-            case "replaced":
-                restore(other, tmp_path / "backup", replace=True)
-    assert log.stat().st_size > 0
-    other.close()
-    clock.advance(SWEEP_INTERVAL)
-    kept_house.look()
-    assert log.stat().st_size == 0
-    assert held not in (tmp_path / "kith.db").read_bytes()
-    # Without new writes nothing is truncated.
-    version = database.file_version()
-    monkeypatch.setattr(database, "truncate_wal", lambda: pytest.fail("nobody wrote"))
-    kept_house.look()
-    assert database.file_version() == version
-    database.close()
+    url, log, clock = f"sqlite:///{tmp_path / 'kith.db'}", tmp_path / "kith.db-wal", Clocks(datetime.now(UTC))
+    with closing(open_database(url)) as database:
+        (house := keeping(database, clock)).look()
+        with closing(open_database(url)) as other:
+            store, gallery, jobs = Store(other), limited(other, None), JobStore(other)
+            back_up(other, tmp_path / "backup")
+            store.templates.enroll(gallery, "ada", some(rng), IdempotentResponse("k", "d", "an answer"))
+            with other.engine.begin() as connection:
+                connection.execute(idempotency.update().values(created_at=datetime.now(UTC) - timedelta(days=15)))
+            jobs.finish(claimed(other, gallery), "failed", {"code": "image_format"})
+            column = {"finished": job_rows.c.problem, "answered": idempotency.c.sealed}.get(how, vectors.c.vector)
+            with database.read() as connection:  # prevents truncation of the WAL
+                held = bytes(connection.execute(sa.select(column)).scalar_one())
+                match how:
+                    case "erased":
+                        assert store.subjects.delete(gallery, "ada").log_emptied is False
+                    case "finished":
+                        assert jobs.delete_finished(0) == 1
+                    case "replaced":
+                        restore(other, tmp_path / "backup", replace=True)
+            assert log.stat().st_size > 0
+        clock.advance(SWEEP_INTERVAL)
+        house.look()
+        assert log.stat().st_size == 0
+        assert held not in (tmp_path / "kith.db").read_bytes()
+        # Without new writes nothing is truncated.
+        version = database.file_version()
+        monkeypatch.setattr(database, "truncate_wal", lambda: pytest.fail("nobody wrote"))
+        house.look()
+        assert database.file_version() == version
 
 
 def test_names_erased_by_another_process_are_evicted(rng: np.random.Generator, database: Database, url: str) -> None:
@@ -251,11 +248,10 @@ def crowd(database: Database, rng: np.random.Generator, people: int, days_old: f
 
 
 def test_a_clock_jump_erases_nothing(
-    database_url: DatabaseUrl, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+    database: Database, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not even in a small gallery: no subject and no stored response is erased until the clock is right."""
-    database, clock = open_database(database_url()), Clocks()
-    store, gallery = Store(database), limited(database, 365)
+    store, gallery, clock = Store(database), limited(database, 365), Clocks()
     store.templates.enroll(gallery, "ada", some(rng), IdempotentResponse("k", "d", "an answer"))
     house = keeping(database, clock)
     for by in (timedelta(days=400), timedelta(hours=2)):
@@ -272,7 +268,6 @@ def test_a_clock_jump_erases_nothing(
         assert house.paused is None
     assert store.templates.stored_answer(gallery, "k", "d") == "an answer"
     assert listed_lines(database, AuditFilter(gallery.pk, None, "retention_applied"), None, 9) == []
-    database.close()
 
 
 def test_a_service_tells_of_a_wrong_clock_until_it_is_corrected(
@@ -299,12 +294,10 @@ def test_a_service_tells_of_a_wrong_clock_until_it_is_corrected(
         assert connection.execute(sa.select(leases)).all() == []  # released when the service stopped
 
 
-@ON_BOTH
+@ON_POSTGRESQL
 def test_a_server_started_with_a_wrong_clock_erases_nothing(database: Database, rng: np.random.Generator) -> None:
     """The clock of the PostgreSQL server detects it."""
     crowd(database, rng, 1, 0)
-    if database.server_time() is None:
-        pytest.skip("SQLite has no server")
     house = Housekeeping(database, Store(database), Retention(database), clock=Clocks(NOW + timedelta(days=400)))
     house.look()
     assert house.paused is not None
