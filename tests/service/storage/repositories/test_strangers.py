@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -381,6 +382,13 @@ def test_a_forgotten_stranger_is_gone_with_a_receipt(database: Database, store: 
     assert listed(store, gallery) == [] and count(database, templates) == count(database, vectors) == 0
     assert nearest_to(store, store.galleries.get("g"), person(0)) is None
     see(store, store.galleries.get("g"), person(0))
+
+    def erase_and_search(*given: Any) -> Any:
+        store.subjects.delete(store.galleries.get("g"), "ada")
+        return FOLLOWERS[store].nearest(*given)
+
+    store.subjects.put(began := store.galleries.get("g"), "ada", None, {}, [])
+    assert store.strangers.remember(began, [sighting(person(5))], erase_and_search, rule, NOW) == ([None], False)
 
 
 @ON_BOTH
