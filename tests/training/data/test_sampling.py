@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from training.config import ConfigError
 from training.data.sampling import BatchSampler, schedule_people
+from training.data.subsampling import evenly_spaced_rows, limit_per_label
 
 COUNTS = np.array([2, 3, 4, 5, 9, 17, 4, 6, 1, 4, 8])
 LABELS = np.random.default_rng(2).permutation(np.repeat(np.arange(len(COUNTS)), COUNTS))
@@ -72,3 +73,17 @@ def test_a_set_smaller_than_a_batch_is_rejected() -> None:
         BatchSampler(LABELS, 64, seed=1)
     with pytest.raises(ConfigError, match=r"needs 24 people, but there are 11.*data\.images_per_person"):
         BatchSampler(LABELS, 48, seed=1, images_per_person=2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 31, 32, 33, 1000, 42_427])
+@pytest.mark.parametrize("wanted", [1, 2, 32, 256, 2000])
+def test_rows_match_those_of_shipped_packs(count: int, wanted: int) -> None:
+    """The formula that selected the crops of the shipped packs."""
+    assert np.array_equal(evenly_spaced_rows(count, wanted), np.unique(np.linspace(0, count - 1, wanted).astype(int)))
+
+
+def test_photos_of_each_person_are_taken_evenly() -> None:
+    labels = np.array([0, 0, 0, 0, 0, 1, 1, 2])
+    assert limit_per_label(None, labels).tolist() == list(range(8))
+    assert limit_per_label(3, labels).tolist() == [0, 2, 4, 5, 6, 7]
+    assert limit_per_label(2, labels).tolist() == [0, 4, 5, 6, 7]

@@ -256,7 +256,3 @@ def slope(loss: Callable[[Matrix], float], at: Matrix, step: float = 1e-6) -> Ma
         down[index] -= step
         gradient[index] = (loss(up) - loss(down)) / (2 * step)
     return gradient
-
-
-def slope_by_x(loss: Derivation, x: Matrix, w: Matrix, y: Labels) -> Matrix:
-    return slope(lambda v: loss(v, w, y), x)

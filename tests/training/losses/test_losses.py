@@ -4,6 +4,7 @@ arccos."""
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tests.training.losses import derivations as paper
-from training.bounds import l2_softmax_alpha_bound
-from training.config import HeadConfig, TermConfig
+from training.bounds import fixed_scale, l2_softmax_alpha_bound
+from training.config import ConfigError, HeadConfig, TermConfig
 from training.losses import (
     HEADS,
     TERMS,
+    AdaCos,
     AdaFace,
     CosineHead,
     CurricularFace,
@@ -486,3 +488,104 @@ def test_the_share_of_the_margin_eases_multiplicative_margins(built: LSoftmax) -
         built.margin_share = share
         found = built(torch.from_numpy(x), torch.from_numpy(y)).item()
         assert found == pytest.approx(paper.multiplicative(4, eased, built.unit_weights)(x, w, y), rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [BATCH, 12, 2, 1])
+def test_adacos_follows_equations_15_and_16(rng: np.random.Generator, count: int) -> None:
+    built = AdaCos(DIM, CLASSES)
+    x, y = rng.normal(size=(count, DIM)), rng.integers(CLASSES, size=count)
+    s = fixed_scale(CLASSES)
+    for _ in range(3):
+        w = built.weight.detach().double().numpy()
+        cosines = [[paper.cosine(v, k) for k in w] for v in x]
+        others = [
+            sum(math.exp(s * c) for k, c in enumerate(row) if k != label) for row, label in zip(cosines, y, strict=True)
+        ]
+        median = statistics.median(math.acos(cosines[i][label]) for i, label in enumerate(y))
+        s = max(1.0, math.log(paper.mean(others)) / math.cos(min(math.pi / 4, median)))
+        built(torch.from_numpy(x).float(), torch.from_numpy(y))
+        assert float(built.scale) == pytest.approx(s, rel=1e-4)
+
+
+def test_adacos_does_not_move_in_evaluation_and_passes_no_gradient(rng: np.random.Generator) -> None:
+    built = AdaCos(DIM, CLASSES)
+    x, y = torch.from_numpy(rng.normal(size=(BATCH, DIM))).float(), torch.zeros(BATCH, dtype=torch.long)
+    built(x, y)
+    moved = float(built.scale)
+    assert moved != pytest.approx(fixed_scale(CLASSES))
+    assert not built.scale.requires_grad
+    built.eval()
+    built(x * -1, y)
+    assert float(built.scale) == moved
+
+
+def test_adacos_survives_scales_that_overflow_exp() -> None:
+    built = AdaCos(DIM, CLASSES)
+    built.scale.fill_(1000.0)
+    x = built.weight.detach()[:2] * 100
+    assert torch.isfinite(built(x, torch.tensor([1, 0])))
+    assert torch.isfinite(built.scale)
+
+
+def test_adacos_never_falls_below_its_floor() -> None:
+    built = AdaCos(DIM, 3)
+    with torch.no_grad():
+        built.weight.copy_(torch.tensor([[1.0, 0, 0, 0, 0], [-1, 0.1, 0, 0, 0], [-1, -0.1, 0, 0, 0]]))
+    for _ in range(5):
+        assert torch.isfinite(built(built.weight.detach()[:1], torch.tensor([0])))
+    assert float(built.scale) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cosface", {"scale": -1.0}, "scale"),
+        ("cosface", {"margin": -0.1}, r"\[0, 2\)"),
+        ("cosface", {"margin": "wide"}, "must be a float"),
+        ("cosface", {"marjin": 0.3}, "has no option marjin; it has scale, margin"),
+        ("arcface", {"margin": 4.0}, r"\[0, pi\)"),
+        ("arcface", {"beyond": "sideways"}, "linear"),
+        ("sphereface", {"beyond": "future"}, "continuous"),
+        ("combined", {"m1": -1.0}, "m1 > 0"),
+        ("l_softmax", {"margin": 0}, "must be an integer"),
+        ("l2_softmax", {"alpha": -2.0}, "alpha"),
+        ("magface", {"l_a": 200.0}, "l_a < u_a"),
+        ("adaface", {"h": 0.0}, "h > 0"),
+        ("elasticface", {"kind": "tan"}, "arc"),
+        ("subcenter_arcface", {"centers": 0}, "one center"),
+        ("curricularface", {"momentum": 1.5}, "momentum"),
+        ("adacos", {"scale_floor": -1.0}, "scale_floor"),
+        ("softmaxx", {}, "not one of softmax"),
+    ],
+)
+def test_invalid_head_options_are_rejected(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        head(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("triplet", {"margin": 5.0}, "angular margin"),
+        ("triplet", {"mining": "none"}, "semi_hard"),
+        ("center", {"alpha": 0.0}, "alpha"),
+        ("range", {"k": 0}, "k >= 1"),
+        ("contrastive", {"margin": 0.0}, "positive"),
+        ("ring", {"radius": -1.0}, "positive"),
+        ("mhe", {"power": -1.0}, "power"),
+        ("tripplet", {}, "not one of"),
+    ],
+)
+def test_invalid_term_options_are_rejected(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        term(name, **options)
+
+
+def test_class_terms_need_a_head_with_class_weights() -> None:
+    with pytest.raises(ConfigError, match="class weights"):
+        build_term(TermConfig("inter"), head("none"), DIM, CLASSES)
+    with pytest.raises(ConfigError, match="at least 3 classes"):
+        build_head(HeadConfig("adacos"), DIM, 2)
+    for name in ("normface", "softmax", "subcenter_arcface", "l_softmax"):
+        with pytest.raises(ConfigError, match="at least 2 classes"):
+            build_head(HeadConfig(name), DIM, 1)

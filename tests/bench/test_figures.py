@@ -1,13 +1,16 @@
-"""Summaries of rounds: medians with their spread, and rates over the measured seconds."""
+"""Figures of benchmarks: medians of rounds with their spread, rates, and goals that are met or missed."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import subprocess
+import sys
 
 import pytest
 
+from bench.accuracy import Column, markdown
 from bench.load import ProcessFigures, Tally
 from bench.machine import commit, machine
 from bench.serving import (
@@ -20,6 +23,7 @@ from bench.serving import (
     quoted,
     report,
 )
+from tests.conftest import ROOT
 
 
 def test_a_cell() -> None:
@@ -63,3 +67,25 @@ def test_the_readme_has_the_table() -> None:
     document = json.loads(RESULT.read_text())
     assert quoted(document) in PAGE.read_text()
     assert RESULT.with_suffix(".md").read_text() == report(document)
+
+
+METRICS = {"lfw_central_faces": {"photos": 1000, "found": 0.9995, "median_landmark_error": 0.05}}
+
+
+def cells(table: str, name: str) -> list[str]:
+    (line,) = [line for line in table.splitlines() if line.startswith(f"| {name} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_goals_are_judged_against_the_figures() -> None:
+    table = markdown([Column("ours", METRICS, {"Detector": "a.onnx"}), Column("other", METRICS, {})])
+    assert cells(table, "Detector") == ["a.onnx", "-", ""]
+    assert cells(table, "LFW central face found") == ["99.95% of 1000", "99.95% of 1000", ">= 99.9 %: met"]
+    assert cells(table, "LFW median landmark error")[-1] == "<= 4 %: missed"
+    assert cells(table, "WIDER val recall at precision 95 %") == ["-", "-", ">= 90 %: not measured"]
+
+
+def test_a_page_of_routes_does_not_wait_for_torch() -> None:
+    told = "import sys, tools.rest_reference; print(sorted({'torch', 'training'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[]\n", done.stderr
