@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -21,8 +21,15 @@ from training.config import BackboneConfig, BackboneName
 SMALL: tuple[BackboneName, ...] = ("thin_iresnet", "iresnet18", "mobilefacenet")
 
 
+SIDE = 32
+
+
 def crops(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, 3, 112, 112, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    return torch.rand(count, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
+def build(name: BackboneName, **options: Any) -> nn.Module:
+    return build_backbone(BackboneConfig(name, embedding_dim=32, **options), SIDE)
 
 
 def trained(backbone: nn.Module, steps: int) -> list[float]:
@@ -40,8 +47,13 @@ def trained(backbone: nn.Module, steps: int) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("name", get_args(BackboneName))
-@pytest.mark.parametrize("side", [96, 112, 144])
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        *((name, 112) for name in get_args(BackboneName)),
+        *((name, side) for name in (*SMALL, "vit_s") for side in (96, 144)),
+    ],
+)
 def test_every_parameter_of_every_network_gets_a_gradient(name: BackboneName, side: int) -> None:
     with torch.device("meta"):
         backbone = build_backbone(BackboneConfig(name, embedding_dim=32), side)
@@ -56,8 +68,7 @@ def test_every_parameter_of_every_network_gets_a_gradient(name: BackboneName, si
 
 @pytest.mark.parametrize("name", SMALL)
 def test_gradients_are_finite_and_a_state_dict_restores_the_network(name: BackboneName) -> None:
-    config = BackboneConfig(name, embedding_dim=32)
-    backbone, other = build_backbone(config), build_backbone(config)
+    backbone, other = build(name), build(name)
     trained(backbone, steps=1)
     assert all(torch.isfinite(p.grad).all() for p in backbone.parameters() if p.grad is not None)
     file = io.BytesIO()
@@ -159,7 +170,7 @@ def test_a_block_that_keeps_the_shape_adds_to_its_input(block: Block | Bottlenec
 
 
 def test_every_dimension_of_an_iresnet_keeps_an_equal_share() -> None:
-    backbone = build_backbone(BackboneConfig("iresnet18", embedding_dim=32))
+    backbone = build("iresnet18")
     trained(backbone, steps=2)
     state = backbone.state_dict()
     assert torch.equal(state["head.4.weight"], torch.ones(32))
@@ -167,7 +178,7 @@ def test_every_dimension_of_an_iresnet_keeps_an_equal_share() -> None:
 
 
 def test_dropout_belongs_to_training() -> None:
-    backbone = build_backbone(BackboneConfig("iresnet18", embedding_dim=32, dropout=0.4))
+    backbone = build("iresnet18", dropout=0.4)
     with torch.no_grad():
         assert not torch.equal(backbone(crops(2)), backbone(crops(2)))
         backbone.eval()
@@ -176,7 +187,7 @@ def test_dropout_belongs_to_training() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_checkpointed_blocks_train_equally(name: BackboneName) -> None:
-    plain = build_backbone(BackboneConfig(name, embedding_dim=32, dropout=0.4 if name.startswith("iresnet") else 0.0))
+    plain = build(name, dropout=0.4 if name.startswith("iresnet") else 0.0)
     recomputing = copy.deepcopy(plain)
     checkpoint_blocks(recomputing)
     # The loop copies networks for averaging: a copy must recompute its own weights.
@@ -192,7 +203,7 @@ def test_checkpointed_blocks_train_equally(name: BackboneName) -> None:
 
 
 def test_checkpointed_blocks_train_equally_when_compiled() -> None:
-    plain = ThinIResNet(32, widths=(8, 8, 16), depths=(1, 1, 1), stem=8)
+    plain = build("thin_iresnet", widths=(16, 16, 16), depths=(1, 1, 1))
     recomputing = copy.deepcopy(plain)
     checkpoint_blocks(recomputing)
     recomputing.compile(backend="aot_eager")
@@ -217,7 +228,7 @@ def test_checkpointed_blocks_save_memory(name: BackboneName) -> None:
         assert out.requires_grad
         return sum(kept.values())
 
-    backbone = build_backbone(BackboneConfig(name))
+    backbone = build(name)
     whole = saved_bytes(backbone)
     checkpoint_blocks(backbone)
     assert saved_bytes(backbone) < 0.5 * whole

@@ -94,7 +94,7 @@ def test_zero_holds_out_nothing(tmp_path: Path) -> None:
     assert len(only_people.train) == (PEOPLE - 4) * PHOTOS
 
 
-@pytest.mark.parametrize(("count", "photos"), [(2, 2), (3, 1), (5, 2), (6, 4)])
+@pytest.mark.parametrize(("count", "photos"), [(2, 2), (3, 1), (5, 2), (6, 4), (20, 1)])
 def test_small_sets_are_trained_on_whole(tmp_path: Path, count: int, photos: int) -> None:
     root = write_photos(tmp_path / "photos", count, photos)
     config = DataConfig(root, None, crop_px=SIDE, min_images=1)  # with the defaults

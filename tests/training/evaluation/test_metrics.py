@@ -50,7 +50,7 @@ def test_best_threshold(pairs: Pairs) -> None:
 
 
 def test_each_fold_uses_the_threshold_of_the_others(pairs: Pairs) -> None:
-    similarities, same, folds = pairs
+    similarities, same, folds = pairs[0][:80], pairs[1][:80], pairs[2][:80]  # so few that thresholds differ
     result, decided = fold_accuracy(similarities, same, folds), fold_decisions(similarities, same, folds)
     for fold in range(10):
         threshold = best_threshold(similarities[folds != fold], same[folds != fold])

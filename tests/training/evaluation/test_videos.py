@@ -113,7 +113,7 @@ def test_marked_faces_count_in_whole_frames(
     for i in range(len(people)):
         lines = []
         for number, file in enumerate(sorted((root / "frame_images_DB" / f"P{i}").rglob("*.jpg"))):
-            own, other = read_rgb(file), read_rgb(people[(i + 1) % len(people)][0])
+            own, other = read_rgb(file), read_rgb(people[(i + 1 + number) % len(people)][0])
             left = number % 2 == 0
             file.unlink()
             wide = np.concatenate([own, other] if left else [other, own], 1)
