@@ -49,7 +49,8 @@ def people(names: set[str]) -> set[str]:
 
 
 def test_people_and_photos_are_held_out(tmp_path: Path) -> None:
-    found = split(write_photos(tmp_path / "photos"), tmp_path / "cache")
+    root = write_photos(tmp_path / "photos")
+    found = split(root, tmp_path / "cache")
     train, strangers, photos = members(found.train), members(found.people), members(found.photos)
     assert len(people(strangers)) == 4
     assert len(strangers) == 4 * PHOTOS
@@ -61,6 +62,9 @@ def test_people_and_photos_are_held_out(tmp_path: Path) -> None:
     assert people(photos & train) == people(held)
     assert len(photos & train) == len(people(held))
     assert all(sum(name.startswith(person) for name in train) >= 2 for person in people(train))
+    few = split(root, tmp_path / "cache", photos=0.05)
+    train, photos = members(few.train), members(few.photos)
+    assert people(photos & train) == people(photos - train) < people(train)
 
 
 def test_the_seed_chooses_and_the_place_of_the_folder_does_not(tmp_path: Path) -> None:
