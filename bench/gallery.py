@@ -1,5 +1,4 @@
-"""Measure searches in a large gallery, beside faiss.IndexFlatIP in the same run, and the cost of following the change
-log.
+"""Measure searches in a large gallery, beside faiss.IndexFlatIP in the same run.
 
 Uses simulated people with two photos each, as alike as those of LFW in the bundled recognizer's vectors: photos of
 different people have cosines of standard deviation 0.1, those of one person a median of 0.64. Probes are third photos.
@@ -11,41 +10,25 @@ Prints, and writes bench/results/gallery.json and .md, except with fewer templat
 from __future__ import annotations
 
 import gc
-import os
 import platform
 import sys
-import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from bench.common import RESULTS, figures_table, say, write
-from bench.load import Worker, look_at
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import available_cores
 from models.vision.recognition import l2_normalize
-from service.domain.gallery import GallerySettings, NewTemplate, SubjectRecord
 from service.index.faiss_structures import api as faiss
 from service.index.faiss_structures import exact, trainer_for
-from service.index.follower import in_process
 from service.index.protocol import Kind
 from service.index.segmented_index import SegmentedIndex
 from service.index.segments import Rows
-from service.security.sealing import Seal
-from service.storage.db.row_sealing import seal_subject, subject_lookup
-from service.storage.db.tables import subjects, templates, vectors
-from service.storage.repositories.change_log import ROWS_PER_READ
-from service.storage.repositories.store import Store
-from tests.databases import open_database
 
 DIMENSION: Final = 512
 SPREAD: Final = 0.75
@@ -66,7 +49,6 @@ def main() -> None:
     report = {
         "machine": {"platform": platform.platform(), "cores": available_cores(), "faiss": faiss.__version__},
         "searches": compared(size, ["exact", "compact"]),
-        "log": following(size),
     }
     if size >= LARGE:
         write(RESULTS / "gallery.md", text(report), report)
@@ -177,114 +159,6 @@ def timed(function: Callable[..., object], *arguments: object) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-# The change log
-
-
-def following(size: int) -> Row:
-    """Measure a gallery in SQLite: initial load, the next search's cost after another process' writes, and writes."""
-    say(f"reading the change log of {size:,} templates")
-    held, probes, _ = gallery(size)
-    with database() as (store, url):
-        made = store.galleries.create("large", "f" * 32, DIMENSION, GallerySettings())
-        with open_database(url).engine.execution_options(write=True).begin() as connection:
-            fill(connection, made.pk, made.seal, held, 2)
-        gc.collect()
-        found = store.galleries.get("large")
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset the peak
-        before = look_at(os.getpid()).rss_bytes
-        follower = in_process(store)(found)
-
-        def search(some: NDArray[np.float32], k: int) -> object:
-            follower.catch_up()
-            return follower.search(some, k)
-
-        first = timed(search, probes[:1], K)
-        while follower.index.needs_compaction():
-            time.sleep(0.2)
-        plain = [timed(search, probes[i : i + 1], K) for i in range(100)]
-        figures = look_at(os.getpid())
-        own = np.random.default_rng(7)
-        enrolled, deleted, seen = [], [], []
-        for number in range(50):
-            new = NewTemplate(uuid.uuid4().hex, photos(np.zeros((1, DIMENSION), np.float32), own)[0], "embedding")
-            enrolled.append(timed(store.templates.enroll, found, f"new{number}", [new], None))
-            seen.append(timed(search, new.vector[None], K))
-            deleted.append(timed(store.subjects.delete, found, f"new{number}"))
-            search(probes[:1], K)
-        lag = after_another_process(url, search)
-        follower.close()
-    raw = size * DIMENSION * 4
-    sizes = {"resident_of_raw": (figures.rss_bytes - before) / raw, "peak_of_raw": (figures.peak_bytes - before) / raw}
-    series = {"search_": plain, "after_own_write_": seen, "after_others_write_": lag}
-    series |= {"enroll_": enrolled, "delete_": deleted}
-    row: Row = {"templates": size, "first_search_s": first / 1000, **sizes}
-    for name, taken in series.items():
-        row |= times(name, taken)
-    return row
-
-
-def after_another_process(url: str, search: Callable[[Float, int], Any]) -> list[float]:
-    """Return the ms of the first search after each enrollment by another process."""
-    taken = []
-    with Worker(_enroller, url) as other:
-        for seed in range(50):
-            other.ask(seed)
-            started = time.perf_counter()
-            ((best, *_),), _ = search(stranger(seed)[None], K)
-            taken.append((time.perf_counter() - started) * 1000)
-            if best.similarity < 0.9999:
-                raise RuntimeError("what another process enrolled was not found")
-    return taken
-
-
-def _enroller(url: str) -> Callable[[int], None]:
-    """Return the function of the other process: enroll one subject for a seed."""
-    store = Store(open_database(url))
-
-    def enroll(seed: int) -> None:
-        template = NewTemplate(uuid.uuid4().hex, stranger(seed), "embedding")
-        store.templates.enroll(store.galleries.get("large"), f"other{seed}", [template], None)
-
-    return enroll
-
-
-def stranger(seed: int) -> Float:
-    return np.asarray(l2_normalize(np.random.default_rng(1000 + seed).standard_normal((1, DIMENSION)))[0], np.float32)
-
-
-@contextmanager
-def database() -> Iterator[tuple[Store, str]]:
-    with tempfile.TemporaryDirectory() as folder:
-        url = f"sqlite:///{Path(folder) / 'kith.db'}"
-        store = Store(open_database(url))
-        yield store, url
-        store.close()
-
-
-def fill(connection: sa.Connection, gallery_pk: int, seal: Seal, held: Float, each: int) -> None:
-    """Write a gallery's rows as enrollment would, ``each`` templates a subject, many rows in one transaction."""
-    here, now = {"gallery_pk": gallery_pk}, datetime.now(UTC)
-    first_subject, first_template = (
-        (connection.execute(sa.select(sa.func.max(table.c.pk))).scalar() or 0) + 1 for table in (subjects, templates)
-    )
-    count = -(-len(held) // each)
-    for start in range(0, count, ROWS_PER_READ):
-        rows = []
-        for i in range(start, min(count, start + ROWS_PER_READ)):
-            one = SubjectRecord(f"s{i}", None, {}, [])
-            sealed = {"lookup": subject_lookup(seal, one.id), "sealed": seal_subject(seal, one)}
-            rows.append({**here, **sealed, "pk": first_subject + i, "created_at": now, "updated_at": now})
-        connection.execute(subjects.insert(), rows)
-    for start in range(0, len(held), ROWS_PER_READ):
-        closed = seal.close_vectors(held[start : start + ROWS_PER_READ], 0)
-        pks = [(first_template + i, first_subject + i // each) for i in range(start, start + len(closed))]
-        of_template = {**here, "kind": "embedding", "created_at": now}
-        rows = [{**of_template, "pk": t, "id": f"{t:032x}", "subject_pk": s} for t, s in pks]
-        connection.execute(templates.insert(), rows)
-        rows = [{"template_pk": t, "generation": 0, "vector": v} for (t, _), v in zip(pks, closed, strict=True)]
-        connection.execute(vectors.insert(), rows)
-
-
 # Report
 
 
@@ -296,10 +170,6 @@ def text(report: Row) -> str:
 results, batches of {BATCH}.
 
 {figures_table(report["searches"])}
-
-## Following SQLite: a search, the first one after a write of this and of another process, and writes
-
-{figures_table([report["log"]])}
 """
 
 
