@@ -27,13 +27,12 @@ from service.cli.tools.demo import package_file
 from service.server import embedded
 from service.settings import load_settings
 from tests.browser.chromium import MISSING, chromium, executable
+from tests.browser.conftest import DESK, PHONE, choose, go
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "images"
 SDIST: Final = "face_recognition==1.3.0 --hash=sha256:5e5efdd1686aa566af0d3cc1313b131e4b197657a8ffd03669e6d3fad92705ec"
 INSIDE: Final = "face_recognition-1.3.0/tests/test_images"
 MAX_BYTES: Final = 150_000
-DESK: Final = {"width": 1280, "height": 800}
-PHONE: Final = {"width": 390, "height": 844}
 PEOPLE: Final = {"collins": "Eileen Collins", "obama": "Barack Obama", "biden": "Joe Biden"}
 Portraits = dict[str, Image.Image]
 
@@ -168,26 +167,17 @@ def keep(png: bytes, path: Path) -> None:
 
 
 def at(place: str) -> Callable[[Page, Path], None]:
-    def show(page: Page, _folder: Path) -> None:
-        page.goto(f"{page.url.split('#')[0]}#{place}")
-
-    return show
+    return lambda page, _folder: go(page, place)
 
 
 def identified(page: Page, folder: Path) -> None:
-    give(page, folder / "reception.jpg")
+    choose(page, folder / "reception.jpg")
     expect(page.get_by_role("heading", name="Eileen Collins")).to_be_visible()
-
-
-def give(page: Page, *files: Path) -> None:
-    with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Choose").first.click()
-    chooser.value.set_files(list(files))
 
 
 def enrolling(page: Page, folder: Path) -> None:
     at("/enroll?gallery=crew")(page, folder)
-    give(page, folder / "biden.jpg", folder / "biden again.jpg")
+    choose(page, folder / "biden.jpg", folder / "biden again.jpg")
     expect(page.get_by_text("photo of a face")).to_have_count(2)
     page.get_by_label("Name", exact=True).fill("Joe Biden")
     page.get_by_label("Tags").fill("invited")
@@ -196,9 +186,7 @@ def enrolling(page: Page, folder: Path) -> None:
 def compared(page: Page, folder: Path) -> None:
     at("/compare")(page, folder)
     for side, photo in (("First", "collins"), ("Second", "collins again")):
-        with page.expect_file_chooser() as chooser:
-            page.get_by_role("group", name=side).get_by_role("button", name="Choose a photo").click()
-        chooser.value.set_files(folder / f"{photo}.jpg")
+        page.get_by_role("group", name=side).locator("input[type=file]").set_input_files(folder / f"{photo}.jpg")
     answer = page.get_by_role("region", name="The answer")
     expect(answer.get_by_role("heading")).to_be_visible()
     answer.scroll_into_view_if_needed()

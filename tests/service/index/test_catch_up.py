@@ -51,8 +51,9 @@ class Counted(Follower):
 
 
 async def begun(*replicas: Counted, count: int) -> None:
-    while sum(each.began for each in replicas) < count:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(SOON_S):
+        while sum(each.began for each in replicas) < count:
+            await asyncio.sleep(0.01)
 
 
 def test_galleries_being_loaded_hold_up_no_others() -> None:

@@ -384,7 +384,7 @@ def test_one_gallery_waits_in_one_thread_only(rng: np.random.Generator) -> None:
 def test_a_new_segment_contains_changes_made_during_its_build_and_none_replaces_later_content(
     rng: np.random.Generator,
 ) -> None:
-    vectors, meanwhile = clustered(rng, 2000, 1, 32), list[Callable[[], object]]()
+    vectors, meanwhile = clustered(rng, 2300, 1, 32), list[Callable[[], object]]()
     index = SegmentedIndex(
         32,
         "compact",
@@ -393,18 +393,20 @@ def test_a_new_segment_contains_changes_made_during_its_build_and_none_replaces_
         Background(),
         SMALL,
     )
-    index.load(Rows(np.arange(2000), vectors), 1)
-    change = batch([5, 3000], l2_normalize(rng.normal(size=(2, 32))), 2, [7])
-    meanwhile.append(lambda: index.apply([change]))
+    index.load(Rows(np.arange(2000), vectors[:2000]), 1)
+    for start in (2000, 2150):  # a tail that is long enough to be sealed
+        index.apply([batch(list(range(start, start + 150)), vectors[start : start + 150], 2)])
+    change = batch([5, 3000], l2_normalize(rng.normal(size=(2, 32))), 3, [7, 2005])
+    meanwhile += [lambda: index.apply([change]), bool]  # while the tail is merged, which is second
     index.compact()
     view = index.view
-    assert len(view) == 2000
-    assert view.contains(np.array([5, 7, 3000])).tolist() == [True, False, True]
+    assert len(view) == 2299
+    assert view.contains(np.array([5, 7, 2005, 3000])).tolist() == [True, False, False, True]
     assert replace(view, depth=None).search(vectors[5:6], 1).keys.tolist() != [[5]]
-    index.load(Rows(np.arange(1000), vectors[:1000]), 3)
-    meanwhile.append(lambda: index.load(Rows(np.arange(1000, 2000), vectors[1000:]), 4))
+    index.load(Rows(np.arange(1000), vectors[:1000]), 4)
+    meanwhile.append(lambda: index.load(Rows(np.arange(1000, 2000), vectors[1000:2000]), 5))
     index.compact()
-    assert index.view.sequence == 4 and np.array_equal(keys_of(index.view), np.arange(1000, 2000))
+    assert index.view.sequence == 5 and np.array_equal(keys_of(index.view), np.arange(1000, 2000))
 
 
 def test_a_closed_index_stops_building(rng: np.random.Generator) -> None:

@@ -194,6 +194,7 @@ def test_redirects_are_followed_a_few_times_each_looked_at_anew() -> None:
         server.files["/3"] = File(b"", location="/1")
         with raises_code("url_failed", match="more than 3 times"):
             from_loopback(server, "/1", names)
+        assert len(server.headers) == 3 + 4
         with connections(("connect", LOOPBACK)) as seen, raises_code("url_refused"):
             from_loopback(server, "/1", Names([LOOPBACK], ["10.0.0.1"]))  # its name moves inside between two looks
         assert len(seen) == 1
