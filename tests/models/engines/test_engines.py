@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -74,6 +75,23 @@ def test_the_fastest_accurate_precision_is_chosen(
     choice = choose_engine(spec(int8), preference, available)
     assert (choice.engine, choice.precision) == (engine, precision)
     assert choice.reason
+
+
+def test_only_other_packs_are_run_in_every_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled shapes take memory, and the bundled pack needs no check."""
+    shapes, counts = set[tuple[int, ...]](), []
+
+    class Recording(OpenVinoNetwork):
+        def run(self, batch: Float) -> list[Float]:
+            shapes.add(batch.shape)
+            return super().run(batch)
+
+    monkeypatch.setattr(selection, "OpenVinoNetwork", Recording)
+    for folder in (BUNDLED_PACK, Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))):
+        shapes.clear()
+        open_network(load_pack(folder).detection, EnginePreference(engine="openvino", precision="fp32"))
+        counts.append(len(shapes))
+    assert counts == [1, 2]
 
 
 @pytest.mark.parametrize(

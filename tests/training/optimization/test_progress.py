@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
+import sys
 import time
 
 import pytest
@@ -37,6 +39,20 @@ def test_a_file_gets_a_line_now_and_then_and_at_the_end(
     caplog.clear()
     Progress(0, 1, 1, 8, silent=True).update(1, VALUES)
     assert not caplog.records
+
+
+def test_a_terminal_gets_one_line_that_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    shown = Progress(0, 12, 3, 8)
+    for step in range(1, 13):
+        shown.update(step, VALUES)
+    shown.close()
+    last = screen.getvalue().split("\r")[-1]
+    line = r"epoch 4/4, step 12/12, 00:00 left, rate 0\.09, loss 4\.25, angle 61°, accuracy 12\.5%, +[\d.]+k?img/s"
+    assert re.match(line, last), last
+    assert screen.getvalue().count("\n") <= 1
 
 
 def test_long_work_logs_a_line_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
