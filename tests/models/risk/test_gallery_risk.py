@@ -1,4 +1,5 @@
-"""Gallery risk combines impostor pairs of gallery and pack, robust against a few duplicates."""
+"""Gallery risk combines impostor pairs of gallery and pack, robust against a few duplicates; odds of pairs are as
+frequent as they say."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from models.risk.calibration import (
     BIN_COUNT,
+    EDGES,
     Calibration,
     Floats,
     fmr_for_fpir,
@@ -20,6 +22,7 @@ from models.risk.calibration import (
 from models.risk.gallery_risk import GalleryRisk
 from models.risk.impostor_evidence import RIVAL_WEIGHT, GenuineProbes, ImpostorEvidence
 from models.risk.miss_rate import is_one_sitting
+from models.risk.pair_odds import DUPLICATE_SHARE, MAX_ODDS, PairOdds
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from training.export.calibrate import calibrate
@@ -190,3 +193,49 @@ def test_photos_of_one_sitting_are_noticed(pack: Calibration, single: float, one
     evidence = ImpostorEvidence.of(histogram(similarities), nearest, 40, 80, genuine)
     assert is_one_sitting(evidence, pack) == one_sitting
     assert not is_one_sitting(evidence, None)
+
+
+SUBJECTS = 200
+
+
+def gallery() -> Float:
+    """Return one vector of each subject; similarities are as in the calibration."""
+    return people(np.random.default_rng(3), SUBJECTS, dimension=100, common=0)[:, 0]
+
+
+@pytest.fixture(scope="module")
+def odds(calibration: Calibration) -> PairOdds:
+    return PairOdds.of(evidence_of(gallery()), calibration, np.empty(0))
+
+
+def test_more_similar_pairs_have_larger_odds(odds: PairOdds) -> None:
+    values = [odds.odds(t) for t in EDGES]
+    assert values == sorted(values)
+    assert 1 / MAX_ODDS <= values[0] < 1 < values[-1] <= MAX_ODDS
+
+
+def test_the_recall_is_the_share_of_pairs_with_these_odds(odds: PairOdds, calibration: Calibration) -> None:
+    threshold = next(t for t in EDGES if odds.odds(t) >= 1)
+    assert odds.recall(1).value == pytest.approx(1 - calibration.fnmr(threshold), abs=0.01)
+    assert odds.recall(1).low < odds.recall(1).value < odds.recall(1).high
+    assert odds.recall(100).value < odds.recall(1).value
+
+
+def test_pairs_of_the_gallery_count_for_recall(odds: PairOdds, calibration: Calibration) -> None:
+    evidence = evidence_of(gallery())
+    likely = PairOdds.of(evidence, calibration, np.full(100, 0.9))
+    assert likely.recall(1).value > odds.recall(1).value
+    assert likely.recall(1).high - likely.recall(1).low < odds.recall(1).high - odds.recall(1).low
+
+
+def test_as_many_pairs_as_the_odds_say_are_one_person(odds: PairOdds) -> None:
+    """Simulate pairs of one person and of two in the proportion of the prior."""
+    rng = np.random.default_rng(5)
+    same = rng.normal(0.6, 0.15, 100_000)
+    scale = people(rng, 2000, dimension=100, common=0)[:, 0]
+    different = (scale[:1000] @ scale[1000:].T).ravel()
+    prior = 2 * DUPLICATE_SHARE / (SUBJECTS - 1)
+    low, high = ((next(t for t in EDGES if odds.odds(t) >= bound)) for bound in (1 / 20, 1 / 2))
+    one = ((same >= low) & (same < high)).mean() * prior
+    two = ((different >= low) & (different < high)).mean()
+    assert 1 / 20 / 3 < one / two < 1 / 2 * 3
