@@ -131,6 +131,8 @@ def test_of_two_that_disagree_and_are_like_nobody_one_is_to_be_checked(calibrati
 def test_duplicates_are_found_beside_mislabeled_templates(calibration: Calibration) -> None:
     (found,) = report(calibration, *photos_of("AA A"))  # its only photo may show another person
     assert found.kind == "duplicate_subjects" and "mislabeled" in found.action
+    (found,) = report(calibration, *photos_of("AAB AAB"))  # no photo of one person needs to move to the other id
+    assert (found.kind, found.subjects) == ("duplicate_subjects", (0, 1))
     first, second = report(calibration, *photos_of("AAB AA B"))
     assert (first.kind, first.subjects) == ("duplicate_subjects", (0, 1))
     assert (second.kind, second.templates, second.belongs_to) == ("mislabeled_template", (2,), 2)
