@@ -94,6 +94,8 @@ def test_requests_to_the_local_machine_bypass_proxies(
         async with client:
             await client.health()
 
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     with answering(OK) as proxy, answering(OK) as script:
         for name in PROXIES:
             monkeypatch.setenv(name, proxy.url)
