@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import fcntl
+import os
 import sqlite3
 import stat
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -243,6 +246,15 @@ def test_keys_added_concurrently_are_all_stored(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         added = list(threads.map(lambda _: KeyFile(file.path).add().id, range(8)))
     assert sorted(file.ids()) == sorted([first, *added])
+    # A process that waits while another one creates the file uses its key.
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(KeyFile(tmp_path / "g", may_make=True).first)
+        time.sleep(0.2)
+        made = key_file(tmp_path / "g", new_key_text()).first()
+        os.close(folder)
+        assert waiting.result(60).id == made.id
 
 
 # Status output
