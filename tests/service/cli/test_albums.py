@@ -68,7 +68,10 @@ def test_people_are_grouped_in_the_local_database(local: Program, folder: Path) 
     assert "no photos" in local.stderr
 
 
-def test_named_groups_are_enrolled_and_recognized(run: Program, kith: Kith, gallery: str, folder: Path) -> None:
+def test_named_groups_are_enrolled_and_recognized(
+    run: Program, kith: Kith, gallery: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.usecases.albums.MAX_ENROLLED", 3)  # the command goes on
     text = run("album", "create", folder, "-g", gallery, "--risk", "0.02", status=1)
     assert "about 2.00% of the pairs" in text
     (made,) = kith.albums(gallery)
