@@ -126,7 +126,7 @@ def test_the_tutorial_from_photos_to_a_served_pack(
         capsys.readouterr()
         if command.startswith("KITH_PACK="):
             _serve(workplace, command, monkeypatch)
-        elif command.startswith(("torchrun", "python")):
+        elif command.startswith("torchrun"):
             _run_outside(longer(command))
         else:
             app(shlex.split(longer(command))[1:], standalone_mode=False)
@@ -143,7 +143,6 @@ def test_the_tutorial_from_photos_to_a_served_pack(
     assert "View 2" in outputs["kith-train evaluate runs/mine"]
     assert json.loads((runs / "mine" / "report.json").read_text())["lfw"]["view2"]
     assert (runs / "mine" / "report.png").read_bytes().startswith(b"\x89PNG")
-    assert {p.stem for p in (runs / "figures").iterdir()} > {"scales", "run-angles-adacos"}
     assert (runs / "mine" / "recognizer.onnx").stat().st_size > 10_000
     pack = load_pack(runs / "pack")
     pack.verify()
@@ -166,7 +165,7 @@ def test_the_tutorial_from_photos_to_a_served_pack(
 
 def _run_outside(command: str) -> None:
     words = shlex.split(command)
-    scripts = {"torchrun", "kith-train", "kith", "python"}
+    scripts = {"torchrun", "kith-train"}
     here = Path(sys.executable).parent
     words = [str(here / word) if word in scripts else word for word in words]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
