@@ -32,7 +32,7 @@ def call(*words: object) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "large", "--data", ".", "--output", "runs/x"), "unknown recipe 'large'. Recipes: few, compact"),
+        (("run", "large", "--data", ".", "--output", "runs/x"), "unknown recipe 'large'. Recipes: few, few-labels"),
         (
             ("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "loop.epoch=1"),
             r"unknown setting 'loop.epoch'. Did you mean loop.epochs\?",
@@ -107,7 +107,9 @@ def test_the_number_of_photos_chooses_the_recipe(
     monkeypatch.setattr(commands, "SMALL_SET_IMAGES", 20)
     stop("run", "--data", "people", "--output", "runs/large")
     stop("run", "few", "--data", "people", "--output", "runs/named")
-    assert [config.name for config, _ in begun[2:]] == ["compact", "few"]
+    stop("run", "few-labels", "--data", "people", "--output", "runs/labels")
+    assert [config.name for config, _ in begun[2:]] == ["compact", "few", "few-labels"]
+    assert (begun[4][0].loop.batch_size, begun[4][0].distill.teacher) == (16, None)
 
 
 def test_the_bundled_pack_aligns_photos_that_are_no_crops(

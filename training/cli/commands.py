@@ -125,7 +125,7 @@ def run(
     overrides |= {key: value for key, value in shortcuts.items() if value is not None} | _settings(settings)
     output = output or Path("runs") / data.resolve().stem
     config = _configured(recipe or "few", data, output, teacher, folder, align_with)
-    if recipe in (None, "few"):
+    if recipe in (None, "few", "few-labels"):
         large = None if recipe else _configured("compact", data, output, teacher, folder, align_with)
         config, align_with = _by_size(config, large, overrides, align_with)
     _train(config.overridden(overrides), align_with, threads)
