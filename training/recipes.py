@@ -71,8 +71,8 @@ def few(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
 
 
 def few_labels(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """Return the recipe `few` from labels alone: ArcFace, and photos that are moved, turned and erased more, since the
-    labels of so few photos are soon known by heart."""
+    """Return the recipe `few` from labels alone: ArcFace, and stronger augmentation, since a network soon memorizes the
+    labels of so few photos."""
     usual = few(data, output)
     return replace(
         usual,
