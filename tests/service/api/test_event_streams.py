@@ -195,8 +195,8 @@ def test_keys_get_the_events_of_their_galleries_until_they_are_revoked(
     with Kith(guarded.url, some.token) as reader:
         assert refusal(lambda: next(reader.events(galleries=["other"]))) == (404, "gallery_not_found")
     operator.revoke_key(some.id)
+    of_door.thread.join(PATIENCE_S)  # a stream may go on for a heartbeat
     identify(operator, "door", 2)
-    of_door.thread.join(PATIENCE_S)
     assert of_door.error is not None
     assert of_door.error.code == "unauthorized"
     assert len(of_door.events) == 1
