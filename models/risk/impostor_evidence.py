@@ -30,7 +30,7 @@ MIN_RESEMBLING: Final = 5
 """Least number of them; a level counts n / (n + MIN_RESEMBLING) among n subjects. Counted in full, galleries of 12
 people with three photos let in 1.5 instead of 1.4 times 1 %."""
 MOST_RESEMBLED: Final = 0.1
-"""Share of subjects that are reported as those whom strangers resemble most."""
+"""Share of subjects that are reported as most like strangers."""
 LEVEL_STEP: Final = 1e-4
 """Rounding step of stored levels."""
 

@@ -13,7 +13,7 @@ from models.vision.quality import Quality, QualityGate
 
 MIN_SIZE_RATIO: Final = 0.75
 """Sides of a box, as a share of the main face's, from which a face is as large. Chosen on LFW View 1, of whose photos
-19.6 % show further faces: 2.4 % show one as large and as sharp, and in 0.04 % the main face is of somebody else."""
+19.6 % show further faces: 2.4 % show one as large and as sharp, and in 0.04 % the main face is of someone else."""
 MIN_SHARPNESS_RATIO: Final = 0.5
 """Share of the main face's sharpness from which a face is as sharp."""
 

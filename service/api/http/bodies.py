@@ -362,7 +362,7 @@ def set_body_limit(request: Request, size: int, streamed: bool = False, codings:
 def content_coding(headers: Headers, accepted: tuple[str, ...] = ()) -> str | None:
     """Return the content coding of a body (RFC 9110, 8.4), None if it has none.
 
-    Raises unsupported_encoding: it is none of ``accepted``, in lower case, or there are several.
+    Raises unsupported_encoding: it is not one of ``accepted``, in lower case, or there are several.
     """
     named = ",".join(headers.getlist("content-encoding")).lower().split(",")
     codings = [coding.strip().removeprefix("x-") for coding in named if coding.strip() not in ("", "identity")]

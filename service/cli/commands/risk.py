@@ -63,7 +63,7 @@ def print_risk(report: GalleryRiskOut) -> None:
     if report.rival is not None and (most := report.most_resembled) is not None:
         print_line(
             f"Each search: higher by a quarter of what its runner-up has above {report.rival:.3f}; for the tenth of "
-            f"the people whom strangers resemble most by {most.level:.3f} or more: {most.share:.0%} of false alarms "
+            f"the people most like strangers, by {most.level:.3f} or more: {most.share:.0%} of false alarms "
             "fall to them"
         )
     if (check := report.check) is not None:

@@ -51,8 +51,8 @@ def forget(
     """Erase a stranger, or all, and print the erasure receipt."""
     if everyone == (stranger is not None):
         raise typer.BadParameter("Give a stranger, or --all.", param_hint="STRANGER, --all")
-    whom = f"all strangers of {gallery!r}" if stranger is None else f"stranger {stranger}"
-    require_confirmation(f"Forget {whom}?", yes)
+    forgotten = f"all strangers of {gallery!r}" if stranger is None else f"stranger {stranger}"
+    require_confirmation(f"Forget {forgotten}?", yes)
     with connect(server) as kith:
         done = kith.forget_strangers(gallery) if stranger is None else kith.forget_stranger(gallery, stranger)
-    server.answer(done.receipt, f"Forgot {whom}: {removed(done)}; receipt {done.receipt.id}")
+    server.answer(done.receipt, f"Forgot {forgotten}: {removed(done)}; receipt {done.receipt.id}")

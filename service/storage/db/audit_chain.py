@@ -1,7 +1,7 @@
 """Hash chain of the audit: appends, prunes and walks the lines.
 
 The hash of a line is an HMAC over the previous hash and the line, under a secret of the service. The head signs both
-ends: the last line, and the last that was pruned. Whoever writes to the database without the secret can change no line,
+ends: the last line, and the last that was pruned. A writer to the database without the secret can change no line,
 and cut off neither end.
 """
 

@@ -403,7 +403,7 @@ class Database:
     def _uncounted(self, connection: Connection) -> Iterator[None]:
         """Keep the file's version over a commit by ``connection``, unless another connection commits, too."""
         own: Any = connection.connection.driver_connection
-        before = _data_version(own), self.file_version()  # nobody else can commit now
+        before = _data_version(own), self.file_version()  # no other connection can commit now
         yield
         with self._watching, suppress(sqlite3.Error):
             seen = self._watched_version()

@@ -35,7 +35,7 @@ SQLITE_LOCK_BYTE: Final = 0x40000000
 
 
 def check_file_system(folder: Path) -> None:
-    """Check with a temporary file, which nobody else can lock, that SQLite can work in an existing folder.
+    """Check with a temporary file, which no other process can lock, that SQLite can work in an existing folder.
 
     SQLite does not tell failing locks from locks of other processes: both are "database is locked". Raises
     StorageError.

@@ -389,7 +389,7 @@ receivers = _numbered(
 )
 
 # Log of the events that at least one receiver wants, read in the order of xid and pk. xid: of PostgreSQL's transaction;
-# 0 in SQLite, whose writers take turns. subject_pk: the subject or stranger whom the sealed body names.
+# 0 in SQLite, whose writers take turns. subject_pk: the subject or stranger that the sealed body names.
 events = _numbered(
     "events",
     Stored("subject or stranger, decision, similarity", "encrypted", "with the subject; after a week"),

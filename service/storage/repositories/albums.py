@@ -444,8 +444,8 @@ def _groups(
     groups = []
     for row in rows:
         known = None if row.sealed is None else open_subject(gallery.seal, row.sealed)
-        whom = {"subject": None, "name": None} if known is None else {"subject": known.id, "name": known.name}
-        about = whom | {name: row._mapping[name] for name in ("face_count", "subject_pk")}
+        shown_as = {"subject": None, "name": None} if known is None else {"subject": known.id, "name": known.name}
+        about = shown_as | {name: row._mapping[name] for name in ("face_count", "subject_pk")}
         number = row.group_number
         groups.append(AlbumGroup(id=f"g{number}", number=number, faces=faces[number], **about))
     return groups

@@ -5,7 +5,7 @@ template, an album or a gallery. Work that began before an erasure holds the key
 (``Gallery.erased``, ``Job.erased``), and must not store what later ones name. A merge or promotion moves data and
 erases nothing: its tombstone (kind moved) only tells where the data are.
 
-Audit lines come after all deletions: whoever stores events locks their subjects before the head of the audit, too.
+Audit lines come after all deletions: a writer of events locks their subjects before the head of the audit, too.
 """
 
 from __future__ import annotations

@@ -299,7 +299,7 @@ class JobStore:
             _update(connection, job.pk, **_ended("queued"))
 
     def retry(self, job: Job, delay_s: float, max_attempts: int) -> bool:
-        """Count a failed attempt, and return the job to the queue, where nobody claims it for ``delay_s``.
+        """Count a failed attempt, and return the job to the queue, where it is not claimed for ``delay_s``.
 
         Returns False, and changes nothing, after ``max_attempts`` since the last recorded item. Raises LeaseLostError.
         """
@@ -315,7 +315,7 @@ class JobStore:
         """Open a transaction of the job's owner, and return the job's row. Raises LeaseLostError.
 
         The gallery's row is locked first, as in Database.change: an erasure waits for outcomes, and then removes their
-        names, or comes first, and they name nobody.
+        names, or comes first, and they name no person.
         """
         with self._database.write(_CONFLICT) as connection:
             own = sa.select(galleries.c.pk).where(galleries.c.name == job.gallery)
@@ -459,7 +459,7 @@ _CONFLICT: Final = StorageError("the job violates a constraint of the database")
 def _item(job: Job, lookup: str, outcome: ItemOutcome, gone: Collection[str | None]) -> dict[str, Any]:
     name = None if outcome.subject is None else subject_lookup(job.seal, outcome.subject)
     erased = name is not None and name in gone
-    # Nobody knows yet whom a photo of an album shows: its name here would outlive the erasure of that person.
+    # It is not known yet who is in a photo of an album: its name here would outlive the erasure of that person.
     about = vars(outcome) | ({"item": ""} if job.kind == "album" and outcome.problem is None else {})
     return {
         "job_pk": job.pk,

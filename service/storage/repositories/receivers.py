@@ -31,7 +31,7 @@ from service.storage.events.outbox import (
 )
 
 MAX_AGE: Final = timedelta(days=7)
-"""Age at which an event is deleted, unless a receiver waits for it, and a built-in receiver that nobody used."""
+"""Age at which an event is deleted, unless a receiver waits for it, and a built-in receiver that was not used."""
 MAX_KEPT: Final = 100_000
 """Events that stay stored. Older ones are deleted even if a receiver waits for them."""
 USED: Final = timedelta(hours=1)
