@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common import RESULTS, say, table, write
+from bench.machine import stamp
 from bench.photos import lfw_or_exit, packs_beside_reference
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
@@ -80,7 +81,7 @@ def main() -> None:
     columns = [pack_column(pack, data) for pack in chosen]
     text = f"{markdown(columns)}\n{NOTES.format(score=DEFAULT_MIN_SCORE)}"
     figures = {column.title: dict(column.metrics) for column in columns}
-    write(RESULTS / "accuracy.md", f"# Accuracy\n\n`make bench-accuracy`\n\n{text}", figures)
+    write(RESULTS / "accuracy.md", f"# Accuracy\n\n`make bench-accuracy`: {stamp()}.\n\n{text}", figures)
     print(text)
 
 

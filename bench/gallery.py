@@ -10,7 +10,6 @@ Prints, and writes bench/results/gallery.json and .md, except with fewer templat
 from __future__ import annotations
 
 import gc
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common import RESULTS, figures_table, say, write
+from bench.machine import about, stamp
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import available_cores
 from models.vision.recognition import l2_normalize
@@ -47,7 +47,8 @@ Row = dict[str, Any]
 def main() -> None:
     size = int(sys.argv[1]) if sys.argv[1:] else LARGE
     report = {
-        "machine": {"platform": platform.platform(), "cores": available_cores(), "faiss": faiss.__version__},
+        **about(),
+        "faiss": faiss.__version__,
         "searches": compared(size, ["exact", "compact"]),
     }
     if size >= LARGE:
@@ -163,10 +164,9 @@ def timed(function: Callable[..., object], *arguments: object) -> float:
 
 
 def text(report: Row) -> str:
-    machine = report["machine"]
     return f"""# Searching a gallery
 
-`python -m bench.gallery`; {machine["cores"]} cores, faiss {machine["faiss"]}; {DIMENSION} numbers a vector, {K}
+`python -m bench.gallery`: {stamp()}; faiss {report["faiss"]}; {DIMENSION} numbers a vector, {K}
 results, batches of {BATCH}.
 
 {figures_table(report["searches"])}

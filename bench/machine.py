@@ -21,6 +21,11 @@ def about() -> dict[str, str]:
     return {"date": date.today().isoformat(), "commit": commit(), "machine": machine()}
 
 
+def stamp() -> str:
+    """Return day, commit and machine in one line."""
+    return "{date}, commit {commit}, {machine}".format(**about())
+
+
 def machine() -> str:
     lines = CPU_INFO.read_text(encoding="utf-8").splitlines() if CPU_INFO.is_file() else []
     told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

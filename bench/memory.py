@@ -27,7 +27,7 @@ from PIL import Image
 
 from bench.common import CACHE, RESULTS, say, write
 from bench.load import Generator, Order, look_at, multipart
-from bench.machine import machine
+from bench.machine import about
 from bench.photos import gallery_of, groups, lfw_or_exit, people
 from bench.servers import GALLERY, Running, kith_server
 from models.pack.loading import BUNDLED_PACK, load_pack
@@ -110,7 +110,7 @@ def ask(generator: Generator, server: Running, requests: Sequence[bytes], count:
             said = time.perf_counter()
             say(f"  {asked[-1]} of {count}: {resident[-1]:.0f} MB, {asked[-1] / (said - start):.0f} requests/s")
     return {
-        "machine": machine(),
+        **about(),
         "clients": CLIENTS,
         "requests": asked,
         "rss_mb": [round(mb, 1) for mb in resident],

@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from bench.common import RESULTS, say, table, write
+from bench.machine import stamp
 from bench.photos import PULLED, arguments, lfw_or_exit, packs_beside_reference
 from bench.risk_photos import SETS, Faces, adult_groups, calibration_files, faces_of
 from bench.risk_trials import (
@@ -111,7 +112,7 @@ def main() -> None:
     rows += [Row(**row) for row in stored["rows"] if row["pack"] not in sets]
     worst += [row for row in stored["groups"] if row["pack"] not in sets]
     text = f"{ratios(rows)}\n\n{GROUPS}\n\n{rows_of(worst)}\n\n{goals(rows)}"
-    page = f"# Requested and measured risk\n\n`make bench-open-set`\n\n{NOTES}\n{text}\n"
+    page = f"# Requested and measured risk\n\n`make bench-open-set`: {stamp()}.\n\n{NOTES}\n{text}\n"
     if not options.quick:
         write(
             RESULTS / "open_set.md",

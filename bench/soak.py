@@ -41,7 +41,7 @@ import numpy as np
 
 from bench.common import RESULTS, figures_table, say, table, write
 from bench.load import Generator, Order, look_at, multipart
-from bench.machine import commit, machine
+from bench.machine import about
 from bench.memory import scaled
 from bench.photos import lfw_or_exit, people
 from bench.servers import START_S, STOP_S
@@ -182,7 +182,7 @@ def main() -> None:
     data = lfw_or_exit().parent
     with database(options.database) as url:
         figures = soak(Plan.of(options.minutes), data, url)
-    figures |= {"machine": machine(), "commit": commit(), "database": options.database}
+    figures |= {**about(), "database": options.database}
     write(RESULTS / "soak.md", markdown(figures), figures)
     print(markdown(figures))
     sys.exit(bool(figures["failures"]))
@@ -386,7 +386,8 @@ def markdown(figures: Figures) -> str:
     return f"""# Soak
 
 `make soak`: {figures["minutes"]:g} minutes on {figures["database"]}, {figures["clients"]} clients,
-{figures["killed"]} times a server was killed or stopped. {figures["machine"]}, commit {figures["commit"]}.
+{figures["killed"]} times a server was killed or stopped.
+{figures["date"]}, commit {figures["commit"]}, {figures["machine"]}.
 
 {"**Failed:** " + "; ".join(failures) if failures else "**Passed.**"}
 
