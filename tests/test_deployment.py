@@ -105,6 +105,7 @@ def test_what_compose_starts_is_closed_and_sets_what_exists(name: str) -> None:
             nodes += 1
         if is_set["image"].startswith("haproxy"):
             assert set(is_set["environment"]) <= proxied
+            assert is_set["environment"]["KITH_REQUESTS_PER_MINUTE"] is None, "as in docker/.env; no limit without it"
         networks = is_set.get("networks", {})
         for network, place in networks.items() if isinstance(networks, dict) else ():
             (pool,) = document["networks"][network]["ipam"]["config"]
