@@ -137,7 +137,7 @@ class Settings(BaseSettings):
     master_key: SecretStr | None = Field(None, min_length=1)
     """The master key itself, or several, instead of a file."""
     milvus_uri: str | None = None
-    """Milvus server for the indexes, as http://HOST:19530, or http://HOST:19530/DATABASE if it has others' too;
+    """Milvus server for the indexes, as http://HOST:19530, or http://HOST:19530/DATABASE if it is shared;
     default: FAISS in this process."""
     milvus_plaintext: bool = False
     """Confirm that Milvus, which stores vectors in plaintext, has encrypted volumes."""
@@ -152,9 +152,9 @@ class Settings(BaseSettings):
     """Directory of downloaded packs, and of a catalog.toml of mirrors (docs/models.md); default: models in the data
     directory."""
     runtime: Annotated[dict[str, Any] | None, NoDecode, _parsed(_runtime)] = None
-    """What runs networks, as onnxruntime,fp32: an engine (onnxruntime, openvino), a precision (fp32, bf16, fp16, int8)
-    and an onnxruntime execution provider, or some of them; default: the fastest that loses at most 0.1 points of
-    accuracy, chosen at start and logged."""
+    """Engine (onnxruntime, openvino), precision (fp32, bf16, fp16, int8) and onnxruntime execution provider of the
+    networks, or some of them, as onnxruntime,fp32; default: the fastest that loses at most 0.1 points of accuracy,
+    chosen and logged at the start."""
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """Device of networks, and of the vector search with faiss-gpu; auto: GPUs if onnxruntime's GPU build finds one.
     CUDA_VISIBLE_DEVICES chooses among several."""

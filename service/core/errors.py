@@ -30,8 +30,8 @@ CODES: Final = {
     "it is right now, restart the service.",
     "crop_not_found": "404 No face crop is stored. Set 'keep_crops' of the gallery to true (kith gallery update "
     "GALLERY --keep-crops) and enroll again.",
-    "deadline_exceeded": "504 The deadline was exceeded. Try again under lower load, or allow more time with "
-    "X-Request-Timeout-Ms and KITH_DEADLINE_S.",
+    "deadline_exceeded": "504 The deadline was exceeded. Try again under lower load, or raise KITH_DEADLINE_S of the "
+    "server, and X-Request-Timeout-Ms if you send it.",
     "decoy_enrolled": "409 The photo is enrolled as this subject. Move the template to the right subject, or delete "
     "it; then the photo is not mistaken any more.",
     "decoy_not_found": "404 The subject has no such decoy. List the decoys of the subject.",

@@ -87,7 +87,11 @@ generations = _table(
 # mistaken for. The check of this key waits for the end of a restore, which may insert an outsider first.
 subjects = _numbered(
     "subjects",
-    Stored("id, name, metadata, tags; visits of strangers", "encrypted; visits plain", "on deletion; strangers by age"),
+    Stored(
+        "id, name, metadata, tags; visits of strangers",
+        "encrypted; visits plain",
+        "on deletion, or after `retention_days`; strangers by age",
+    ),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("owner_pk", sa.ForeignKey("subjects.pk", ondelete="CASCADE", deferrable=True, initially="DEFERRED")),
     sa.Column("lookup", sa.String(32), nullable=False),
@@ -392,7 +396,7 @@ receivers = _numbered(
 # 0 in SQLite, whose writers take turns. subject_pk: the subject or stranger that the sealed body names.
 events = _numbered(
     "events",
-    Stored("subject or stranger, decision, similarity", "encrypted", "with the subject; after a week"),
+    Stored("subject or stranger, name, decision, similarity", "encrypted", "with the subject; after a week"),
     sa.Column("id", sa.String(32), nullable=False, unique=True),
     sa.Column("xid", Key, nullable=False),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),

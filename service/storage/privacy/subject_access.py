@@ -28,9 +28,9 @@ from service.storage.repositories.strangers import read_stranger
 
 FORMAT: Final = 2
 ELSEWHERE: Final = (
-    "Search indexes in memory, in Milvus and in files hold only these embeddings, the keys of their templates, and "
-    "links between those keys. Backups hold this data as of their creation. Archives of unfinished jobs are stored "
-    "encrypted in the spool; the subjects in them are unknown until the job reads them."
+    "Servers hold names and embeddings of galleries in use in memory; Milvus, if used, one vector of the subject. "
+    "Backups hold this data as of their creation. Archives of unfinished jobs are stored encrypted in the spool; the "
+    "subjects in them are unknown until the job reads them."
 )
 LINE: Final = ("number", "at", "event", "outcome", "actor", "request_id", "details", "hash")
 RECOGNIZER: Final = ("generation", "fingerprint", "model", "dimension")
