@@ -1,16 +1,14 @@
-"""Redraw the figures of the margin-loss papers: ``python -m tools.paper_figures OUTPUT [RUN ...] [DATA]``.
+"""Redraw the figures of the margin-loss papers: ``python -m tools.paper_figures OUTPUT [RUN ...]``.
 
-Without more it draws those that need no data, in a minute of one core; with runs also their angles, and with a folder
-of lfw and cfp those of verification pairs. Toys are eight people, random patterns of 16x16 pixels, with embeddings of
-two dimensions.
+Without runs it draws those that need no data, in a minute of one core; with runs also their angles. Toys are eight
+people, random patterns of 16x16 pixels, with embeddings of two dimensions.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
@@ -22,26 +20,19 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.pack.loading import BUNDLED_PACK, load_pack
-from models.runtime.network import Float
-from models.vision.alignment import Alignment, realign_crops
 from training.bounds import cosface_scale_bound, fixed_scale, normface_loss_bound
 from training.config import ConfigError, HeadConfig, Option
-from training.evaluation.cfp import embed_cfp, load_cfp_crops
-from training.evaluation.embedding import Crops, Embed, load_embedder
-from training.evaluation.lfw import Part, embed_lfw, load_lfw_crops, read_pairs
-from training.evaluation.metrics import Floats, Ints, equal_error_rate
+from training.evaluation.metrics import Floats, Ints
 from training.evaluation.plots import BLUE, GRAY, GREEN, VERMILION, png, read_columns, style_axes
 from training.losses import ArcFace, CombinedMargin, CosFace, CosineHead, NormFace, SphereFace, build_head
 from training.losses.softmax import psi
 from training.optimization.logs import ANGLE_BINS
 from training.optimization.monitor import angle_window
-from training.optimization.run_folder import ANGLES, CONFIG, LOSSES
+from training.optimization.run_folder import ANGLES, LOSSES
 
 COLORS: Final = ("#E69F00", "#56B4E9", BLUE, "#F0E442", GREEN, VERMILION, "#CC79A7", "#000000")
 PEOPLE, IMAGES, SIDE_PX, STEPS, BATCH, RATE = 8, 150, 16, 400, 128, 3e-3
 Curves = Mapping[str, Floats]
-VIEW2: Final[tuple[Part, ...]] = ("view2",)
 CLASSES: Final = 10_575
 """Of CASIA, with which the papers draw."""
 HEADS: Final[Mapping[str, CosineHead]] = {  # of ArcFace's figures 4(b) and 5, at the values of its section 3.2
@@ -223,37 +214,10 @@ def draw_run(run: Path) -> Figure:
     return figure
 
 
-def draw_pairs(models: Sequence[Path], data: Path) -> Figure:
-    """Draw the angles of pairs on LFW's View 2, aligned by the bundled detector, and CFP's lists: a row per run or
-    pack (ArcFace, figures 6 and 7). Pairs with a photo without a face are left out."""
-    cache = Path("runs") / "cache"
-    lfw = load_lfw_crops(data / "lfw", load_pack(BUNDLED_PACK).detection, cache, ("view1", "view2"))
-    cfp = load_cfp_crops(data / "cfp", cache)
-    lists = {"LFW": read_pairs(data / "lfw" / "pairs.txt"), **cfp.pairs}
-    figure, axes = panels(*(f"{model.name}, {name}" for model in models for name in lists), columns=len(lists))
-    for i, model in enumerate(models):
-        embed = partial(_embed, *load_embedder(model))
-        of_lfw, of_cfp = embed_lfw(embed, lfw, parts=VIEW2), embed_cfp(embed, cfp)
-        for panel, (name, pairs) in zip(axes[i * len(lists) :], lists.items(), strict=False):
-            found = of_lfw if name == "LFW" else of_cfp
-            seen = found.found[found.rows(pairs.first)] & found.found[found.rows(pairs.second)]
-            cosines, same = np.clip(found.similarities(pairs)[seen], -1, 1), pairs.same[seen]
-            angles, bins = np.degrees(np.arccos(cosines)), np.linspace(0, 130, 53).tolist()
-            panel.hist(angles[same], bins, density=True, color=VERMILION, alpha=0.5)
-            panel.hist(angles[~same], bins, density=True, color=BLUE, alpha=0.5)
-            panel.set_xlabel(f"angle (degrees), EER {equal_error_rate(cosines, same):.1%}")
-    return figure
-
-
-def _embed(network: Embed, alignment: Alignment, crops: Crops) -> Float:
-    return network(realign_crops(crops, alignment))
-
-
-def panels(*titles: str, columns: int | None = None) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a panel for each title, in rows of ``columns``; default: one row."""
-    width = columns or len(titles)
-    figure = Figure(figsize=(max(7.5, 3.6 * width), 4.4 * len(titles) / width), layout="constrained")
-    found = list(figure.subplots(len(titles) // width, width, squeeze=False).ravel())
+def panels(*titles: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a panel for each title, in one row."""
+    figure = Figure(figsize=(max(7.5, 3.6 * len(titles)), 4.4), layout="constrained")
+    found = list(figure.subplots(1, len(titles), squeeze=False).ravel())
     for axes, title in zip(found, titles, strict=True):
         style_axes(axes, title, "", "")
     return figure, found
@@ -276,13 +240,8 @@ def _scatter(axes: Axes, toy: Toy, on_circle: bool = False) -> None:
 
 
 def main() -> None:
-    output, *given = map(Path, sys.argv[1:])
-    data = [path for path in given if (path / "lfw").is_dir()]
-    models = [path for path in given if path not in data]
-    figures = draw_formulas() | draw_toys()
-    figures |= {f"run-angles-{run.name}": draw_run(run) for run in models if (run / CONFIG).is_file()}
-    if models and data:
-        figures["pair-angles"] = draw_pairs(models, data[0])
+    output, *runs = map(Path, sys.argv[1:])
+    figures = draw_formulas() | draw_toys() | {f"run-angles-{run.name}": draw_run(run) for run in runs}
     output.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         (output / f"{name}.png").write_bytes(png(figure, 72))
