@@ -8,7 +8,7 @@ SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test checks short test-all test-browser screenshots supply release lock test-faults \
-        container-check fuzz soak bench-memory bench-serving bench-accuracy bench-open-set bench-gallery \
+        container-check fuzz soak bench-serving bench-accuracy bench-open-set bench-gallery \
         bench-gpu clean
 
 # Dependencies of the server, and the packages with the demo's photos. Those come without dependencies, because the demo
@@ -92,9 +92,6 @@ fuzz: setup
 DATABASE ?= sqlite
 soak: setup
 	$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),30) --database $(DATABASE)
-
-bench-memory: setup
-	$(BIN)/python -m bench.memory
 
 # Two-minute version: ARGUMENTS=--quick
 bench-serving: setup

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from bench.common import RESULTS, say, table, write
-from bench.machine import stamp
+from bench.machine import about, in_words
 from bench.photos import lfw_or_exit, packs_beside_reference
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
@@ -27,38 +26,12 @@ from training.evaluation.pack_evaluation import evaluate_pack
 from training.export.model_card import MEASURES, megabytes, metric_rows
 
 Metrics = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Column:
-    """One pack with its results from :func:`evaluate_pack`. ``extra``: values of rows outside the
-    card."""
-
-    title: str
-    metrics: Metrics
-    extra: Mapping[str, str]
-
-    def values(self) -> dict[str, str]:
-        return {**self.extra, **dict(metric_rows(self.metrics))}
-
-
-Goal = tuple[str, Callable[[Metrics], bool]]
-"""Target of a row, and whether the metrics of the pack meet it; KeyError if one is missing."""
-
-
-def judged(goal: Goal, metrics: Metrics) -> str:
-    text, is_met = goal
-    try:
-        return f"{text}: {'met' if is_met(metrics) else 'missed'}"
-    except KeyError:
-        return f"{text}: not measured"
-
-
-GOALS: Final[Mapping[str, Goal]] = {
-    "LFW central face found": (">= 99.9 %", lambda own: own["lfw_central_faces"]["found"] >= 0.999),
-    "LFW median landmark error": ("<= 4 %", lambda own: own["lfw_central_faces"]["median_landmark_error"] <= 0.04),
-    "WIDER val recall at precision 95 %": (">= 90 %", lambda own: own["wider_val"]["recall_at_precision_95"] >= 0.9),
+GOALS: Final[Mapping[str, tuple[str, str, str, Callable[[float], bool]]]] = {
+    "LFW central face found": (">= 99.9 %", "lfw_central_faces", "found", lambda share: share >= 0.999),
+    "LFW median landmark error": ("<= 4 %", "lfw_central_faces", "median_landmark_error", lambda error: error <= 0.04),
+    "WIDER val recall at precision 95 %": (">= 90 %", "wider_val", "recall_at_precision_95", lambda one: one >= 0.9),
 }
+"""Target of a row, its section and key in the metrics, and whether a value meets it."""
 NOTES: Final = """Each pack uses its own detector and alignment at score {score}, without flip averaging. Intervals
 are 95 %, over people on LFW and over photos on WIDER. Goals are judged for the first column.
 
@@ -78,33 +51,38 @@ def main() -> None:
     data = lfw_or_exit().parent
     packs = packs_beside_reference()
     chosen = [packs.pop("bundled"), *(load_pack(directory) for directory in options.packs), *packs.values()]
-    columns = [pack_column(pack, data) for pack in chosen]
-    text = f"{markdown(columns)}\n{NOTES.format(score=DEFAULT_MIN_SCORE)}"
-    figures = {column.title: dict(column.metrics) for column in columns}
-    write(RESULTS / "accuracy.md", f"# Accuracy\n\n`make bench-accuracy`: {stamp()}.\n\n{text}", figures)
+    columns = {}
+    for pack in chosen:
+        say(f"{pack.model_id}: {pack.directory}")
+        columns[pack.model_id] = json.loads(json.dumps(evaluate_pack(pack, data, RESULTS.parent / "cache")))
+    networks = "\n".join(map(networks_of, chosen))
+    text = f"{networks}\n\n{markdown(columns)}\n{NOTES.format(score=DEFAULT_MIN_SCORE)}"
+    write(RESULTS / "accuracy.md", f"# Accuracy\n\n`make bench-accuracy`: {in_words(about())}.\n\n{text}", columns)
     print(text)
 
 
-def pack_column(pack: ModelPack, data: Path) -> Column:
-    say(f"{pack.model_id}: {pack.directory}")
-    metrics = evaluate_pack(pack, data, RESULTS.parent / "cache")
-    extra = {
-        "Detector": f"{pack.detection.path.name}, {megabytes(pack.detection.path):.2f} MB",
-        "Recognizer": f"{pack.recognition.path.name}, {megabytes(weights_file(pack.recognition.path)):.2f} MB",
-        "Dimensions": str(pack.recognition.dimension),
-    }
-    return Column(pack.model_id, json.loads(json.dumps(metrics)), extra)
+def networks_of(pack: ModelPack) -> str:
+    files = [pack.detection.path, weights_file(pack.recognition.path)]
+    sizes = " and ".join(f"{file.name} of {megabytes(file):.2f} MB" for file in files)
+    return f"- {pack.model_id}: {sizes}, {pack.recognition.dimension} dimensions"
 
 
-def markdown(columns: Sequence[Column]) -> str:
+def markdown(columns: Mapping[str, Metrics]) -> str:
     """Format one row per figure; goals are judged for the first column."""
-    values = [column.values() for column in columns]
-    names = ["Detector", "Recognizer", "Dimensions", *MEASURES]
-    rows = []
-    for name in names:
-        goal = judged(GOALS[name], columns[0].metrics) if name in GOALS else ""
-        rows.append([name, *(value.get(name, "-") for value in values), goal])
-    return table(["", *(column.title for column in columns), "Goal"], rows) + "\n"
+    values = [dict(metric_rows(metrics)) for metrics in columns.values()]
+    judged = next(iter(columns.values()))
+    rows = [[name, *(value.get(name, "-") for value in values), goal(name, judged)] for name in MEASURES]
+    return table(["", *columns, "Goal"], rows) + "\n"
+
+
+def goal(name: str, metrics: Metrics) -> str:
+    """Return the goal of a row, and whether the metrics meet it; empty without a goal."""
+    if name not in GOALS:
+        return ""
+    text, section, key, is_met = GOALS[name]
+    if key not in metrics.get(section, {}):
+        return f"{text}: not measured"
+    return f"{text}: {'met' if is_met(metrics[section][key]) else 'missed'}"
 
 
 if __name__ == "__main__":

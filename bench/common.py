@@ -39,7 +39,7 @@ def ratios(own: Sequence[float], other: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(own, other, strict=True)]
 
 
-def in_words(found: Mapping[str, float]) -> str:
+def range_of(found: Mapping[str, float]) -> str:
     """Format what `spread` returned."""
     return f"{found['median']:.2f} ({found['min']:.2f} to {found['max']:.2f})"
 
@@ -47,8 +47,8 @@ def in_words(found: Mapping[str, float]) -> str:
 def table(header: str | Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Format a Markdown table. ``header``: its cells, or a text in which " | " parts them."""
     titles = header.split(" | ") if isinstance(header, str) else header
-    lines = [f"| {' | '.join(titles)} |".replace("|  |", "| |"), "|---" * len(titles) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+    lines = [f"| {' | '.join(map(str, cells))} |".replace("|  |", "| |") for cells in (titles, *rows)]
+    return "\n".join([lines[0], "|---" * len(titles) + "|", *lines[1:]])
 
 
 def figures_table(rows: Sequence[Mapping[str, Any]]) -> str:

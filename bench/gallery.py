@@ -2,15 +2,14 @@
 
 Uses simulated people with two photos each, as alike as those of LFW in the bundled recognizer's vectors: photos of
 different people have cosines of standard deviation 0.1, those of one person a median of 0.64. Probes are third photos.
-Prints, and writes bench/results/gallery.json and .md, except with fewer templates than a million.
+Prints, and writes bench/results/gallery.json and .md.
 
-    python -m bench.gallery [TEMPLATES]
+    python -m bench.gallery
 """
 
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Callable
 from functools import cache, partial
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common import RESULTS, figures_table, say, write
-from bench.machine import about, stamp
+from bench.machine import about, in_words
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import available_cores
 from models.vision.recognition import l2_normalize
@@ -37,7 +36,7 @@ DECAY: Final = 51
 """Dimensions in which the variance falls to 1/e. That makes 102 effective ones, as measured on LFW."""
 PEOPLE_AT_ONCE: Final = 16_384
 PROBES: Final = 1000
-LARGE: Final = 1_000_000
+TEMPLATES: Final = 1_000_000
 BATCH: Final = 64
 K: Final = 10
 SEED: Final = 11
@@ -45,14 +44,8 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    size = int(sys.argv[1]) if sys.argv[1:] else LARGE
-    report = {
-        **about(),
-        "faiss": faiss.__version__,
-        "searches": compared(size, ["exact", "compact"]),
-    }
-    if size >= LARGE:
-        write(RESULTS / "gallery.md", text(report), report)
+    report = {**about(), "faiss": faiss.__version__, "searches": compared(TEMPLATES, ["exact", "compact"])}
+    write(RESULTS / "gallery.md", text(report), report)
     print(text(report))
 
 
@@ -138,12 +131,8 @@ def speed(search: Callable[[Float], object], probes: Float, singles: int) -> Row
     single = [timed(search, probes[i % len(probes)][None]) for i in range(singles)]
     search(probes[:BATCH])
     batches = [timed(search, probes[i * BATCH : (i + 1) * BATCH]) for i in range(5)]
-    return {**times("", single), "batch_qps": BATCH * 1000 / min(batches)}
-
-
-def times(name: str, taken_ms: list[float]) -> Row:
-    """Return median and p99 by the names of their columns."""
-    return {f"{name}p{share}_ms": float(np.percentile(taken_ms, share)) for share in (50, 99)}
+    p50, p99 = np.percentile(single, (50, 99)).tolist()
+    return {"p50_ms": p50, "p99_ms": p99, "batch_qps": BATCH * 1000 / min(batches)}
 
 
 def recalls(found: Float, truth: Float) -> dict[str, float]:
@@ -166,8 +155,8 @@ def timed(function: Callable[..., object], *arguments: object) -> float:
 def text(report: Row) -> str:
     return f"""# Searching a gallery
 
-`python -m bench.gallery`: {stamp()}; faiss {report["faiss"]}; {DIMENSION} numbers a vector, {K}
-results, batches of {BATCH}.
+`python -m bench.gallery`; {in_words(report)}, faiss {report["faiss"]};
+{DIMENSION} numbers a vector, {K} results, batches of {BATCH}.
 
 {figures_table(report["searches"])}
 """

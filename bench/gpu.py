@@ -1,14 +1,13 @@
-"""Measure GPU and CPU: speed and memory. tests/models/runtime/test_cuda_network.py compares their results.
+"""Measure the speed of GPU and CPU. tests/models/runtime/test_cuda_network.py compares their results.
 
 Prints tables, and writes bench/results/gpu-NAME.json for each part. Without a GPU it reports that and exits with 0.
 docs/scale.md explains the figures.
 
-    python -m bench.gpu [embedding detector identity memory search] [--rehearse]
+    python -m bench.gpu [embedding detector identity search] [--rehearse]
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -24,16 +23,15 @@ from numpy.typing import NDArray
 
 from bench.common import CACHE, RESULTS, figures_table, ratios, say, write
 from bench.gallery import K, gallery, recalls, speed
-from bench.load import Generator, Order, look_at, multipart
+from bench.load import Generator, Order, multipart
 from bench.machine import about
 from bench.photos import gallery_of, groups, lfw_or_exit, lfw_probes, people
 from bench.servers import GALLERY, kith_server
-from models.engines.selection import GPU_CANVAS_SIDES_PX, PHOTO_BATCH_SIZES, open_on_device
+from models.engines.selection import GPU_CANVAS_SIDES_PX, PHOTO_BATCH_SIZES
 from models.errors import RuntimeUnavailableError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.cuda_network import CudaNetwork, Device, diagnose_cuda, visible_gpus
 from models.runtime.network import Float
-from models.runtime.onnx_runtime import BATCH_BUCKETS
 from service.index.faiss_structures import exact, similarities_at, trainer_for
 from service.index.protocol import Kind
 
@@ -44,9 +42,6 @@ SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CLIENTS: Final = (1, 16, 64)
 SIDE_PX: Final = 112
 PROMISED_RECALL: Final = 0.999
-SAMPLES: Final = 100
-"""Number of GPU memory samples."""
-MB: Final = 1e6
 Row = dict[str, Any]
 
 
@@ -57,8 +52,6 @@ class Plan:
     templates: Sequence[int] = (1_000_000, 10_000_000)
     seconds: float = 0.5
     rounds: int = 7
-    photos: int = 200
-    minutes: float = 10
     sizes: Sequence[int] = SIZES
     rehearsal: bool = False
 
@@ -71,7 +64,7 @@ def main() -> None:
     parts, rehearsal = [word for word in sys.argv[1:] if word != "--rehearse"], "--rehearse" in sys.argv
     if unknown := set(parts) - set(PARTS):
         sys.exit(f"no part {min(unknown)}: there are {', '.join(PARTS)}")
-    plan = Plan([20_000], 0.01, 2, 4, 0.02, (1, 2), True) if rehearsal else Plan()
+    plan = Plan([20_000], 0.01, 2, (1, 2), True) if rehearsal else Plan()
     if not rehearsal and (trouble := _trouble()) is not None:
         print(f"No GPU: {trouble}. Nothing was measured.")
         return
@@ -99,16 +92,12 @@ def _trouble() -> str | None:
 
 def _gpus() -> list[str]:
     """Return name, memory and driver of each GPU, from nvidia-smi."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
-        said = _smi("name,memory.total,driver_version")
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()
     except OSError:
         return visible_gpus()
     return [line.replace(", ", " / ") for line in said]
-
-
-def _smi(fields: str) -> list[str]:
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()
 
 
 def embedding(plan: Plan, _: Path) -> list[Row]:
@@ -175,34 +164,6 @@ def identity(plan: Plan, _: Path) -> list[Row]:
     return rows
 
 
-def memory(plan: Plan, _: Path) -> list[Row]:
-    """Run batches of every size and canvas in random order; read the GPU's memory from nvidia-smi."""
-    pack = load_pack(BUNDLED_PACK)
-    networks = [open_on_device(spec, plan.device) for spec in (pack.detection, pack.recognition)]
-    rng = np.random.default_rng(0)
-    used, items = [_used_mb(plan)], 0
-    for end in np.linspace(0, 60 * plan.minutes, SAMPLES + 1)[1:] + time.monotonic():
-        while time.monotonic() < end:
-            sides = rng.choice(GPU_CANVAS_SIDES_PX, 2).tolist()
-            for network, most, shape in (
-                (networks[0], PHOTO_BATCH_SIZES[-1], (3, *sides)),
-                (networks[1], 2 * BATCH_BUCKETS[-1], (3, SIDE_PX, SIDE_PX)),
-            ):
-                count = int(rng.integers(1, most + 1))
-                network.run(np.zeros((count, *shape), np.float32))
-                items += count
-        used.append(_used_mb(plan))
-    warm = used[len(used) // 10 :]
-    row = {"minutes": plan.minutes, "items": items, "prepared_MB": used[0], "at_the_end_MB": used[-1]}
-    return [row | {"growth_after_the_first_tenth_MB": max(warm) - warm[0]}]
-
-
-def _used_mb(plan: Plan) -> float:
-    if plan.rehearsal:
-        return look_at(os.getpid()).rss_bytes / MB
-    return float(_smi("memory.used")[plan.device.index]) * 1.048576
-
-
 def search(plan: Plan, _: Path) -> list[Row]:
     """Search as galleries do: candidates from the GPU, then an exact comparison. The depth is the smallest that meets
     the recall target. Uses the index structures alone, without SQL."""
@@ -240,7 +201,7 @@ def _noise(shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 PARTS: Final[dict[str, Callable[[Plan, Path], list[Row]]]] = {
-    part.__name__: part for part in (embedding, detector, identity, memory, search)
+    part.__name__: part for part in (embedding, detector, identity, search)
 }
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ import itertools
 import multiprocessing
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from typing import Any, Final, Self
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -72,78 +74,17 @@ class Tally:
         }
 
 
-def post(path: str, media_type: str, body: bytes) -> bytes:
-    """Build a complete POST request."""
-    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: {media_type}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-def multipart(path: str, photo: bytes, part: str = "images") -> bytes:
-    """Build a complete POST request of a form with one photo."""
-    head = f'Content-Disposition: form-data; name="{part}"; filename="photo"\r\nContent-Type: image/jpeg\r\n\r\n'
-    body = f"--{BOUNDARY}\r\n{head}".encode() + photo + f"\r\n--{BOUNDARY}--\r\n".encode()
-    return post(path, f"multipart/form-data; boundary={BOUNDARY}", body)
-
-
-class _Connection(asyncio.Protocol):
-    """A connection of one client. ``done``: whether the client needs no other one."""
-
-    def __init__(self, run: _Run) -> None:
-        self._run = run
-        self._received = bytearray()
-        self._missing: int | None = None
-        self._is_last = False
-        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
-        self._next()
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        if self._missing is None:
-            end = self._received.find(b"\r\n\r\n")
-            if end < 0:
-                return
-            head = bytes(self._received[:end])
-            self._missing = end + 4 + content_length(head)
-            self._is_last = b"connection: close" in head.lower()
-        if len(self._received) < self._missing:
-            return
-        status = int(self._received[9:12])
-        self._run.answered(status, self._received, (time.perf_counter() - self._sent) * 1000)
-        self._received.clear()
-        self._missing = None
-        if self._is_last:
-            self._end(False)
-        else:
-            self._next()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            self._run.answered(0, bytearray(), (time.perf_counter() - self._sent) * 1000)
-            self.done.set_result(False)
-
-    def _next(self) -> None:
-        request = self._run.next_request()
-        if request is None:
-            self._end(True)
-            return
-        self._sent = time.perf_counter()
-        self._transport.write(request)
-
-    def _end(self, is_enough: bool) -> None:
-        self.done.set_result(is_enough)
-        self._transport.close()
+def multipart(path: str, photo: bytes, part: str = "images", headers: str = "") -> bytes:
+    """Build a complete POST request of a form with one photo. Each of ``headers`` ends with a line break."""
+    part_head = f'Content-Disposition: form-data; name="{part}"; filename="photo"\r\nContent-Type: image/jpeg\r\n\r\n'
+    body = f"--{BOUNDARY}\r\n{part_head}".encode() + photo + f"\r\n--{BOUNDARY}--\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
+    return f"{head}{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def content_length(head: bytes) -> int:
     """Return the length from an answer's head. Raise ValueError if it is missing: all measured servers send it."""
-    for line in head.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        if name.strip().lower() == b"content-length":
-            return int(value)
-    raise ValueError("an answer without a Content-Length")
+    return int(head.lower().partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0])
 
 
 class _Run:
@@ -163,7 +104,7 @@ class _Run:
             self._left -= 1
         return next(self._requests)
 
-    def answered(self, status: int, answer: bytearray, latency_ms: float) -> None:
+    def answered(self, status: int, answer: bytes, latency_ms: float) -> None:
         now = time.perf_counter()
         self.tally.served += status == 200
         if not self._begin <= now < self._end:
@@ -180,15 +121,26 @@ class _Run:
 
 
 async def load(order: Order) -> Tally:
-    """Run the load. Raise ConnectionError if the server accepts no connection, TimeoutError if it does not answer."""
-    run, loop = _Run(order), asyncio.get_running_loop()
-    cpu_s = time.process_time()
+    """Run the load. Raise OSError if the server accepts no connection, TimeoutError if it does not answer."""
+    run, cpu_s = _Run(order), time.process_time()
 
     async def client() -> None:
-        is_enough = False
-        while not is_enough:
-            _, connection = await loop.create_connection(lambda: _Connection(run), HOST, order.port)
-            is_enough = await connection.done
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        while (request := run.next_request()) is not None:
+            reader, writer = streams = streams or await asyncio.open_connection(HOST, order.port)
+            sent = time.perf_counter()
+            status, head, body = 0, b"", b""
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                writer.write(request)
+                head = await reader.readuntil(b"\r\n\r\n")
+                body = await reader.readexactly(content_length(head))
+                status = int(head[9:12])
+            run.answered(status, body, (time.perf_counter() - sent) * 1000)
+            if not status or b"connection: close" in head.lower():
+                writer.close()
+                streams = None
+        if streams is not None:
+            streams[1].close()
 
     async with asyncio.timeout(order.warm_up_s + order.seconds + DRAIN_S):
         await asyncio.gather(*(client() for _ in range(order.clients)))
@@ -197,59 +149,19 @@ async def load(order: Order) -> Tally:
     return tally
 
 
-def _answer(orders: Connection, make: Callable[..., Callable[[Any], object]], arguments: tuple[object, ...]) -> None:
-    handle = make(*arguments)
-    orders.send(None)
-    while (order := orders.recv()) is not None:
-        try:
-            orders.send(handle(order))
-        except Exception as error:
-            orders.send(error)
+def _run(order: Order) -> Tally:
+    return asyncio.run(load(order))
 
 
-class Worker:
-    """A process that answers orders by the function that ``make(*arguments)`` returns; a context manager. ``pid`` is
-    its process."""
-
-    def __init__(self, make: Callable[..., Callable[[Any], object]], *arguments: object) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._orders, self._theirs = context.Pipe()
-        self._process = context.Process(target=_answer, args=(self._theirs, make, arguments), daemon=True)
-
-    def __enter__(self) -> Self:
-        self._process.start()
-        self._theirs.close()
-        self._orders.recv()
-        self.pid = self._process.pid or 0
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._orders.send(None)
-        self._process.join()
-        self._orders.close()
-
-    def ask(self, order: object) -> Any:
-        """Send an order and return the answer. Raise it if it is an error, and EOFError if the process ended."""
-        self._orders.send(order)
-        if isinstance(result := self._orders.recv(), Exception):
-            raise result
-        return result
-
-
-def _loader() -> Callable[[Order], Tally]:
-    return lambda order: asyncio.run(load(order))
-
-
-class Generator(Worker):
-    """A running load loop."""
+class Generator(ProcessPoolExecutor):
+    """A load loop in its own process."""
 
     def __init__(self) -> None:
-        super().__init__(_loader)
+        super().__init__(1, multiprocessing.get_context("spawn"))
 
     def run(self, order: Order) -> Tally:
         """Run an order. Raise the errors of :func:`load`."""
-        tally: Tally = self.ask(order)
-        return tally
+        return self.submit(_run, order).result()
 
 
 @dataclass(frozen=True)
@@ -262,8 +174,8 @@ class ProcessFigures:
 
 
 def look_at(pid: int) -> ProcessFigures:
-    with open(f"/proc/{pid}/status", encoding="ascii") as status:  # noqa: PTH123 - as quick as can be
-        memory = dict(line.split(":", 1) for line in status if line.startswith(("VmRSS", "VmHWM")))
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    memory = dict(line.split(":", 1) for line in lines)
     rss, peak = (int(memory[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
     # The clock of a process, as clock_getcpuclockid(3) names it: /proc/PID/stat counts in hundredths of a second.
     return ProcessFigures(time.clock_gettime(~pid << 3 | 2), rss, peak)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -21,9 +22,9 @@ def about() -> dict[str, str]:
     return {"date": date.today().isoformat(), "commit": commit(), "machine": machine()}
 
 
-def stamp() -> str:
-    """Return day, commit and machine in one line."""
-    return "{date}, commit {commit}, {machine}".format(**about())
+def in_words(figures: Mapping[str, str]) -> str:
+    """Format the fields of `about`."""
+    return f"{figures['machine']}, commit {figures['commit']}, {figures['date']}"
 
 
 def machine() -> str:

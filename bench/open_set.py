@@ -3,11 +3,12 @@
 Domains and sets are those of `bench.risk_trials` and `bench.risk_photos`. Decisions are those of the service's own
 functions. Prints, and writes bench/results/open_set.md and .json.
 
-    python -m bench.open_set [--draws 8] [--cache runs/cache] [--quick] [--packs NAME...]
+    python -m bench.open_set [--quick]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import shutil
@@ -20,20 +21,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.common import RESULTS, say, table, write
-from bench.machine import stamp
-from bench.photos import PULLED, arguments, lfw_or_exit, packs_beside_reference
+from bench.common import CACHE, RESULTS, figures_table, say, table, write
+from bench.machine import about, in_words
+from bench.photos import PULLED, lfw_or_exit, packs_beside_reference
 from bench.risk_photos import SETS, Faces, adult_groups, calibration_files, faces_of
-from bench.risk_trials import (
-    DOMAINS,
-    FPIR,
-    Domain,
-    Group,
-    Outcome,
-    draws,
-    group_rates,
-    judge,
-)
+from bench.risk_trials import DOMAINS, FPIR, Domain, Group, Outcome, draws, group_rates, judge
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.pack.writing import replace_calibration
@@ -41,6 +33,8 @@ from models.risk.calibration import Calibration
 from training.evaluation.embedding import Embedder
 from training.export.calibrate import calibrate
 
+DRAWS: Final = 8
+"""Galleries of each kind and size."""
 SPREAD: Final = (0.1, 0.9)
 JUDGED: Final = (0.1, 0.01)
 """FPIR that the goals are for."""
@@ -85,20 +79,14 @@ class Row:
 
 
 def main() -> None:
-    parser = arguments()
-    parser.add_argument("--draws", type=int, default=8, help="galleries of each kind and size")
-    parser.add_argument("--packs", nargs="+", help="only these; other packs keep their rows")
+    parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="two draws; writes nothing")
-    options = parser.parse_args()
-    count = 2 if options.quick else options.draws
+    is_quick = parser.parse_args().quick
+    count = 2 if is_quick else DRAWS
     lfw = lfw_or_exit()
     with tempfile.TemporaryDirectory() as folder:
         packs = packs_of(lfw, Path(folder))
-        sets = {
-            name: {kind: faces_of(kind, lfw.parent, pack, options.cache) for kind in SETS}
-            for name, pack in packs.items()
-            if not options.packs or name in options.packs
-        }
+        sets = {name: {kind: faces_of(kind, lfw.parent, pack, CACHE) for kind in SETS} for name, pack in packs.items()}
         rows = [
             row for name in sets for row in measure(name, sets[name], calibration_of(packs[name]), DOMAINS, count, SEED)
         ]
@@ -111,15 +99,11 @@ def main() -> None:
     stored = json.loads((RESULTS / "open_set.json").read_text(encoding="utf-8"))
     rows += [Row(**row) for row in stored["rows"] if row["pack"] not in sets]
     worst += [row for row in stored["groups"] if row["pack"] not in sets]
-    text = f"{ratios(rows)}\n\n{GROUPS}\n\n{rows_of(worst)}\n\n{goals(rows)}"
-    page = f"# Requested and measured risk\n\n`make bench-open-set`: {stamp()}.\n\n{NOTES}\n{text}\n"
-    if not options.quick:
-        write(
-            RESULTS / "open_set.md",
-            page,
-            {"draws": count, "rows": [asdict(row) for row in rows], "groups": worst},
-            indent=0,
-        )
+    text = f"{ratios(rows)}\n\n{GROUPS}\n\n{figures_table(worst)}\n\n{goals(rows)}"
+    page = f"# Requested and measured risk\n\n`make bench-open-set`: {in_words(about())}.\n\n{NOTES}\n{text}\n"
+    if not is_quick:
+        figures = {**about(), "draws": count, "rows": [asdict(row) for row in rows], "groups": worst}
+        write(RESULTS / "open_set.md", page, figures, indent=0)
     print(text)
 
 
@@ -216,14 +200,6 @@ def ratios(rows: Sequence[Row]) -> str:
             ]
             for (pack, domain, templates, people), cell in cells.items()
         ),
-    )
-
-
-def rows_of(worst: Sequence[Mapping[str, Any]]) -> str:
-    """Format the worst groups."""
-    return table(
-        ["Pack", "People", "Group", "Over the mean of groups"],
-        ([row["pack"], row["people"], row["group"], f"{row['over_mean']:.2f}"] for row in worst),
     )
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,7 +13,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common import CACHE, ROOT, outside, say
+from bench.common import ROOT, outside, say
 from models.engines.selection import EnginePreference, open_network
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
@@ -34,27 +32,12 @@ JPEG_QUALITY: Final = 92
 BATCH: Final = 32
 
 
-def arguments() -> argparse.ArgumentParser:
-    """Create a parser with ``--cache``; a benchmark adds its own options."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder for cached network outputs")
-    return parser
-
-
 def lfw_or_exit() -> Path:
     """Return LFW's folder in the research data, or exit if the photos are missing."""
     data = outside("KITH_DATA", "data")
     if not (data / "lfw" / "images").is_dir():
         sys.exit(f"The research data are not at {data}: set KITH_DATA (docs/training.md says what it must hold).")
     return data / "lfw"
-
-
-def by_person(files: Iterable[str]) -> dict[str, list[str]]:
-    """Group files such as ``Ada/Ada_0001.jpg`` by their folders."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for file in files:
-        found[file.split("/")[0]].append(file)
-    return found
 
 
 def packs_beside_reference(load_reference: Callable[[Path], ModelPack] = load_pack) -> dict[str, ModelPack]:
@@ -94,13 +77,6 @@ def groups(data: Path, count: int = GROUPS) -> list[bytes]:
     chosen = [a for line in lines if len((a := json.loads(line))["boxes_xyxy"]) in GROUP_FACES][: count - 1]
     sample = package_file("insightface", "data", "images", "t1.jpg").read_bytes()
     return [sample, *(encoded(read(data / "wider" / annotation["file"])) for annotation in chosen)]
-
-
-def astronaut(side_px: int) -> bytes:
-    """Return a photo of one face as a JPEG file."""
-    picture = read(package_file("skimage", "data", "astronaut.png"))
-    method = cv2.INTER_AREA if side_px < len(picture) else cv2.INTER_CUBIC
-    return encoded(np.asarray(cv2.resize(picture, (side_px, side_px), interpolation=method), np.uint8))
 
 
 def encoded(photo: NDArray[np.uint8]) -> bytes:

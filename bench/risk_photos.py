@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
-from bench.photos import by_person
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.network import Float
@@ -89,15 +88,10 @@ def faces_of(name: str, data: Path, pack: ModelPack, cache: Path) -> Faces:
 
 def with_one_name(faces: Faces) -> Faces:
     """Return the faces with one name per person, without those of unknown people."""
-    people = one_name(faces.people.tolist())
+    same = {row["person"]: row["same_as"] for row in rows_of(SAME_PEOPLE)}
+    people = np.array([same.get(person, person) for person in faces.people.tolist()])
     kept = people != ""
     return Faces(faces.vectors[kept], people[kept], faces.photos[kept], faces.quality[kept])
-
-
-def one_name(people: Sequence[str]) -> NDArray[np.str_]:
-    """Return one name per person, empty for unknown people."""
-    same = {row["person"]: row["same_as"] for row in rows_of(SAME_PEOPLE)}
-    return np.array([same.get(person, person) for person in people])
 
 
 def embedded_faces(photos: Sequence[Photo], embedder: Embedder) -> Faces:
@@ -127,7 +121,9 @@ def lfw_people(data: Path) -> tuple[dict[str, list[str]], list[str]]:
     """
     protocol = read_open_set(data / "lfw" / "openset_protocol.json")
     images = data / "lfw" / "images"
-    files = by_person(sorted(str(path.relative_to(images)) for path in images.glob("*/*.jpg")))
+    files: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(images.glob("*/*.jpg")):
+        files[path.parent.name].append(str(path.relative_to(images)))
     order = sorted(files)
     np.random.default_rng(0).shuffle(order)
     first = set(protocol.gallery)

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 
-from bench.load import HOST
 from kith import Kith
 from models.pack.loading import load_pack
 from models.runtime.network import Float
 from tests.databases import ENVIRONMENT
-from tests.faults.servers import free_port
+from tests.faults.servers import Server
 
 GALLERY: Final = "people"
 FPIR: Final = 0.01
-START_S: Final = 120.0
 STOP_S: Final = 30.0
 
 
-@dataclass(frozen=True)
-class Running:
-    port: int
-    pid: int
+class Running(Server):
+    """Kith like `kith serve`."""
 
     @property
-    def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 0
 
     def networks(self) -> str:
         """Return the networks in Kith's own words: ``detector openvino bf16, recognizer openvino int8``."""
@@ -46,26 +44,44 @@ class Running:
         return ", ".join(f"{name} {one['engine']} {one['precision']}" for name, one in names.items())
 
 
+class NaiveServer(Running):
+    """The naive server of bench/peers."""
+
+    def launch(self) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "uvicorn", "bench.peers.naive_server:app"]
+        command += ["--port", str(self.port), "--log-level", "warning", "--no-access-log"]
+        self._process = subprocess.Popen(command, env=self._environment)
+
+    def readiness(self) -> int | None:
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/docs", timeout=10).status_code
+        return None
+
+
 @contextmanager
 def kith_server(pack: Path, settings: Mapping[str, str], people: Mapping[str, Float]) -> Iterator[Running]:
-    """Start Kith like `kith serve`, with a gallery of ``people`` (name to unit vector)."""
-    with TemporaryDirectory() as folder:
-        given = {"KITH_DATA_DIR": folder, "KITH_PACK": str(pack), "KITH_LOG_LEVEL": "WARNING", **settings}
-        port = free_port()
-        command = [sys.executable, "-m", "service.cli.main", "serve"]
-        with started(command, {"KITH_PORT": str(port), **given}, port, "/readyz") as running:
-            enroll(running.url, pack, people, Path(folder) / "people.ndjson")
-            yield running
+    """Start Kith with a gallery of ``people`` (name to unit vector)."""
+    with TemporaryDirectory() as folder, running(Running, Path(folder), KITH_PACK=str(pack), **settings) as server:
+        enroll(server.url, pack, people, Path(folder) / "people.ndjson")
+        yield server
 
 
 @contextmanager
 def naive_server(pack: Path, side_px: int = 640) -> Iterator[Running]:
     """Start the naive server; ``side_px`` is the side of its detector's canvas."""
-    port = free_port()
-    command = [sys.executable, "-W", "ignore", "-m", "uvicorn", "bench.peers.naive_server:app"]
-    command += ["--port", str(port), "--log-level", "warning", "--no-access-log"]
-    with started(command, {"NAIVE_PACK": str(pack), "NAIVE_SIDE": str(side_px)}, port, "/docs") as running:
-        yield running
+    with running(NaiveServer, Path(), NAIVE_PACK=str(pack), NAIVE_SIDE=str(side_px)) as server:
+        yield server
+
+
+@contextmanager
+def running(kind: type[Running], folder: Path, **settings: str) -> Iterator[Running]:
+    server = kind(folder, None, None, **ENVIRONMENT, **settings)
+    try:
+        server.wait_until_ready()
+        yield server
+        server.terminate(STOP_S)
+    finally:
+        server.close()
 
 
 def enroll(url: str, pack: Path, people: Mapping[str, Float], file: Path) -> None:
@@ -79,31 +95,3 @@ def enroll(url: str, pack: Path, people: Mapping[str, Float], file: Path) -> Non
         kith.import_gallery(GALLERY, file, recognizer=load_pack(pack).recognition.fingerprint())
         # Otherwise the service calibrates in the background, during the measurement.
         kith.calibrate(GALLERY)
-
-
-@contextmanager
-def started(command: list[str], environment: Mapping[str, str], port: int, ready: str) -> Iterator[Running]:
-    """Start a server and wait until its path ``ready`` answers."""
-    process = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT, **environment}, stdout=subprocess.DEVNULL)
-    try:
-        running = Running(port, process.pid)
-        deadline = time.monotonic() + START_S
-        while not _is_ready(running.url + ready):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{' '.join(command[1:4])} did not start")
-            time.sleep(0.05)
-        yield running
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=10).is_success
-    except httpx.TransportError:
-        return False

@@ -1,15 +1,15 @@
 """Measure photo to identity through a real server, beside common alternatives on the same ONNX files.
 
-Sends real photos over loopback at 1, 4, 16 and 64 keep-alive clients. The systems are: Kith with its default runtimes;
-Kith with the peers' runtime and numeric format; a naive FastAPI server around insightface.app.FaceAnalysis
-(bench/peers/naive_server.py); and a plain loop with FaceAnalysis, which is one client without HTTP.
+Sends real photos over loopback at 1 and 16 keep-alive clients. The systems are: Kith with its default runtimes;
+Kith with the peers' runtime and numeric format; and a naive FastAPI server around insightface.app.FaceAnalysis
+(bench/peers/naive_server.py).
 
 Systems take turns in each round, and each round starts with another system. Ratios are taken within a round. Prints,
 and writes bench/results/serving.md and .json. Cells that this run does not measure keep their old values, also those of
-ended studies: published and heavy networks. Each cell, a set of photos at one number of clients, records its day,
-commit, machine and networks.
+ended studies: published and heavy networks, a loop without a server, and InsightFace-REST. Each cell, a set of photos
+at one number of clients, records its day, commit, machine and networks.
 
-    python -m bench.serving [--quick] [--sets lfw groups] [--clients 1 16] [--rounds 3]
+    python -m bench.serving [--quick]
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common import CACHE, RESULTS, ROOT, in_words, ratios, say, spread, table, write
+from bench.common import CACHE, RESULTS, ROOT, figures_table, range_of, ratios, say, spread, table, write
 from bench.load import Generator, Order, ProcessFigures, Tally, look_at, multipart
-from bench.machine import about
-from bench.peers.loop import Loop
+from bench.machine import about, in_words
 from bench.photos import gallery_of, groups, lfw_or_exit, lfw_probes, people
 from bench.servers import GALLERY, Running, kith_server, naive_server
 from models.pack.loading import BUNDLED_PACK, load_pack
@@ -35,49 +34,38 @@ RESULT: Final = RESULTS / "serving.json"
 PAGE: Final = ROOT / "docs" / "performance.md"
 BEGIN: Final = "<!-- By bench.serving: -->"
 END: Final = "<!-- To here. -->"
-CLIENTS: Final = (1, 4, 16, 64)
-IN_FULL: Final = (1, 16)
-"""Numbers of clients at which every system is measured; other numbers use the systems of IN_BRIEF."""
+CLIENTS: Final = (1, 16)
+ROUNDS: Final = 3
 PINNED: Final = {"KITH_RUNTIME": "onnxruntime,fp32"}
 LOOP: Final = "FaceAnalysis loop"
 NAIVE: Final = "naive server"
 REST: Final = "InsightFace-REST"
 SMALL_SIDE_PX: Final = 256
 NAIVE_SMALL: Final = "naive server, canvas of 256"
+LFW: Final = "lfw"
 IDENTIFY, EMBED = "Kith, identify", "Kith, embed"
 IDENTIFY_PINNED, EMBED_PINNED = "Kith fp32, identify", "Kith fp32, embed"
 OWN: Final = (IDENTIFY, EMBED, IDENTIFY_PINNED, EMBED_PINNED)
 PEERS: Final = (LOOP, NAIVE, REST)
-"""Systems as their READMEs configure them, with a canvas of 640x640 for every photo."""
-IN_BRIEF: Final = (IDENTIFY, EMBED, NAIVE)
+"""Systems as their READMEs configure them, with a canvas of 640x640 for every photo; only stored runs have all."""
 WARM_UP_S: Final = 0.6
 """Warm-up before each cell of each round; the first cell of a set also has an uncounted round before it."""
-ABOUT: Final = """Times are milliseconds.
+ABOUT: Final = """Figures are medians of rounds by turns; latencies are of answers with status 200.
 
-A figure is the median of rounds by turns. *identify* is photo to identity in a gallery of 3,000 people, *embed* photo
-to vectors, which is what the peers do; *fp32* is pinned to onnxruntime and fp32, the peers' own; the *canvas of 256* is
-the naive server told how small LFW's photos are, which one does not know of photos to come. The loop is one client
-whatever is asked for. CPU is the server's alone; the load comes from a process on the same cores. Latencies are of what
-was answered with 200; a system whose latency is beyond the warm-up is shown faster than it is, for its first answers
-come from a queue that fills."""
+*identify* is photo to identity in a gallery of 3,000 people, *embed* photo to vectors, as the peers do. *fp32* is
+pinned to the peers' runtime and precision. The *canvas of 256* fits LFW's photos; a server cannot know the size of its
+photos before. CPU is the server's alone; the load comes from a process on the same cores. A system with a p99 beyond
+the warm-up is shown faster than it is, because its first answers come from a queue that fills."""
 Document = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class PhotoSet:
-    """``photos``: function of the folder of data. ``small``: also measure the naive server with the smallest sufficient
-    canvas. ``photo_s``: time of a slow peer per photo; a cell lasts at least twice that for every client."""
-
-    title: str
-    photos: Callable[[Path], Sequence[bytes]] = lambda data: lfw_probes(people(data))
-    small: bool = False
-    photo_s: float = 0.025
-
-
-SETS: Final = {
-    "lfw": PhotoSet("LFW (250x250, one face), bundled pack", small=True),
-    "groups": PhotoSet("groups (4 to 20 faces), bundled pack", groups, photo_s=0.045),
+SETS: Final[Mapping[str, tuple[str, Callable[[Path], Sequence[bytes]]]]] = {
+    LFW: ("LFW (250x250, one face), bundled pack", lambda data: lfw_probes(people(data))),
+    "groups": ("groups (4 to 20 faces), bundled pack", groups),
 }
+"""Titles, and functions of the folder of data that return the photos."""
+PHOTO_S: Final = 0.045
+"""Time of a slow peer for a photo: a cell lasts at least twice that for every client."""
 
 
 @dataclass(frozen=True)
@@ -92,32 +80,22 @@ class System:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    parser.add_argument("--clients", nargs="+", type=int, help="default: the numbers of each set")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0, help="minimum duration of a system in a round")
-    parser.add_argument("--quick", action="store_true", help="LFW and groups, 1 and 16 clients, three seconds a cell")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="vectors of the gallery's people")
-    options = parser.parse_args()
-    if options.quick:
-        options.sets, options.clients, options.seconds = ["lfw", "groups"], [1, 16], 3.0
+    parser.add_argument("--quick", action="store_true", help="three seconds a cell")
+    minimum_s = 3.0 if parser.parse_args().quick else 5.0
     data = lfw_or_exit().parent
     document: Document = json.loads(RESULT.read_text("utf-8")) if RESULT.is_file() else {"sets": {}}
-    for name in options.sets:
-        photo_set = SETS[name]
-        stored = document["sets"].setdefault(name, {"title": photo_set.title, "clients": {}})
-        stored["title"] = photo_set.title
-        photos = photo_set.photos(data)
-        gallery = gallery_of(people(data), load_pack(BUNDLED_PACK), options.cache)
-        with systems(photos, gallery, photo_set.small) as running:
+    for name, (title, photos_of) in SETS.items():
+        stored = document["sets"].setdefault(name, {"title": title, "clients": {}})
+        photos = photos_of(data)
+        gallery = gallery_of(people(data), load_pack(BUNDLED_PACK), CACHE)
+        with systems(photos, gallery, name == LFW) as running:
             for system in running:
                 system.run(1, WARM_UP_S, WARM_UP_S)
-            for clients in options.clients or CLIENTS:
-                asked = [s for s in running if clients in IN_FULL or s.name in IN_BRIEF]
-                seconds = max(options.seconds, 2 * clients * photo_set.photo_s)
-                stored["clients"][str(clients)] = measure(asked, clients, options.rounds, seconds)
+            for clients in CLIENTS:
+                seconds = max(minimum_s, 2 * clients * PHOTO_S)
+                stored["clients"][str(clients)] = measure(running, clients, ROUNDS, seconds)
                 stored["clients"] = dict(sorted(stored["clients"].items(), key=lambda item: int(item[0])))
-                say(f"{photo_set.title}, {clients} clients\n{figures(stored['clients'][str(clients)])}")
+                say(f"{title}, {clients} clients\n{figures(stored['clients'][str(clients)])}")
                 write(RESULT, report(document), document)
                 before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
                 PAGE.write_text(before + quoted(document) + rest.partition(END)[2], encoding="utf-8")
@@ -146,13 +124,11 @@ def systems(photos: Sequence[bytes], gallery: Mapping[str, Float], small: bool) 
         for name, side_px in ((NAIVE, 640), *([(NAIVE_SMALL, SMALL_SIDE_PX)] if small else [])):
             naive = opened.enter_context(naive_server(BUNDLED_PACK, side_px))
             running.append(over_http(name, naive, [multipart("/faces", p, "image") for p in photos], b'"bbox":'))
-        loop = opened.enter_context(Loop(BUNDLED_PACK))
-        running.append(System(LOOP, loop.pid, lambda _, seconds, warm_up_s: loop.run(photos, seconds, warm_up_s)))
         yield running
 
 
 def measure(running: Sequence[System], clients: int, rounds: int, seconds: float) -> Document:
-    """Run the rounds of every system in turn; each round starts with another system. The loop is always one client."""
+    """Run the rounds of every system in turn; each round starts with another system."""
     cells: dict[str, list[Document]] = {system.name: [] for system in running}
     for number in range(rounds):
         first = number % len(running)
@@ -192,15 +168,9 @@ def cell(name: str, tally: Tally, cpu_s: float, process: ProcessFigures) -> dict
 
 
 def figures(measured: Document) -> str:
-    formats = {"photos_per_s": ".4g", "faces_per_s": ".4g", "p50_ms": ".3g", "p95_ms": ".3g", "p99_ms": ".3g"}
-    formats |= {"failed": "g", "cpu_ms_per_photo": ".3g", "rss_mb": ".0f"}
-    return table(
-        " | photos/s | faces/s | p50 | p95 | p99 ms | failed | CPU ms a photo | MB",
-        (
-            [name, *(f"{found[key]['median']:{form}}" for key, form in formats.items())]
-            for name, found in measured["systems"].items()
-        ),
-    )
+    """Format the medians of each system."""
+    rows = [{"": name} | {key: found[key]["median"] for key in found} for name, found in measured["systems"].items()]
+    return figures_table(rows)
 
 
 def quoted(document: Document) -> str:
@@ -208,54 +178,34 @@ def quoted(document: Document) -> str:
     return "\n\n".join([BEGIN, summary(document, brief=True), END])
 
 
-def taken(document: Document) -> list[str]:
-    """List the day, code, machine and networks of the cells."""
-    cells: dict[str, dict[str, list[str]]] = {}
-    for name, stored in document["sets"].items():
-        for clients, measured in stored["clients"].items():
-            networks = "; ".join(f"{own}: {words}" for own, words in measured["networks"].items())
-            key = f"{measured['date']}, commit {measured['commit']}, {measured['machine']}. {networks}."
-            cells.setdefault(key, {}).setdefault(name, []).append(clients)
-    return [
-        "- " + "; ".join(f"{name} at {', '.join(each)} clients" for name, each in sets.items()) + f": {key}"
-        for key, sets in cells.items()
-    ]
-
-
-def best_peer(measured: Document) -> str:
-    """Return the peer with the most photos a second, among those configured as in their READMEs."""
-    present = [peer for peer in PEERS if peer in measured["systems"]]
-    return max(present, key=lambda peer: measured["systems"][peer]["photos_per_s"]["median"])
-
-
 def summary(document: Document, brief: bool = False) -> str:
-    """Format the ratios to the best peer at the same number of clients, ``brief`` for docs/performance.md."""
+    """Format the ratios to the peer with the most photos a second at the same number of clients, ``brief`` for
+    docs/performance.md."""
     columns = [*((IDENTIFY, key) for key in ("photos_per_s", "p50_ms", "p99_ms"))]
     columns += [(own, "photos_per_s") for own in OWN[1:]]
     rows = []
     for name, stored in document["sets"].items():
         for clients, measured in stored["clients"].items():
-            for peer in (best_peer(measured), *([NAIVE_SMALL] if NAIVE_SMALL in measured["systems"] else [])):
+            rates = {name: found["photos_per_s"]["median"] for name, found in measured["systems"].items()}
+            best = max((peer for peer in PEERS if peer in rates), key=rates.__getitem__)
+            for peer in (best, *([NAIVE_SMALL] if NAIVE_SMALL in measured["systems"] else [])):
                 found = [measured["ratios"].get(f"{own} / {peer}", {}).get(key) for own, key in columns]
-                told = ["" if one is None else f"{one['median']:.2f}" if brief else in_words(one) for one in found]
+                told = ["" if one is None else f"{one['median']:.2f}" if brief else range_of(one) for one in found]
                 rows.append([f"{name}, {clients}", peer, *told])
     fields = "identify: photos/s | p50 | p99 | embed: photos/s | fp32, identify: photos/s | fp32, embed: photos/s"
     return table(f"Photos, clients | against | {fields}", rows)
 
 
 def report(document: Document) -> str:
-    parts = [
-        "# Serving",
-        f"`make bench-serving`. {ABOUT}",
-        "Each section below is from one run, by turns; which from which code, and in which numbers:",
-        "\n".join(taken(document)),
-        summary(document),
-    ]
+    parts = ["# Serving", f"`make bench-serving`. {ABOUT}", summary(document)]
     for name, stored in document["sets"].items():
         for clients, measured in stored["clients"].items():
-            parts.append(
-                f"## {name}, {clients} client{'s' * (clients != '1')}: {stored['title']}\n\n{figures(measured)}"
-            )
+            networks = "; ".join(f"{own}: {words}" for own, words in measured["networks"].items())
+            parts += [
+                f"## {name}, {clients} client{'s' * (clients != '1')}: {stored['title']}",
+                f"{in_words(measured)}. {networks}.",
+                figures(measured),
+            ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -20,6 +20,8 @@ Prints, and writes bench/results/soak.json and .md; exits 1 if a criterion fails
 from __future__ import annotations
 
 import argparse
+import io
+import math
 import random
 import signal
 import subprocess
@@ -30,22 +32,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
+from PIL import Image
 
 from bench.common import RESULTS, figures_table, say, table, write
-from bench.load import Generator, Order, look_at, multipart
-from bench.machine import about
-from bench.memory import scaled
+from bench.load import Generator, Order, multipart
+from bench.machine import about, in_words
 from bench.photos import lfw_or_exit, people
-from bench.servers import START_S, STOP_S
-from bench.soak_load import DIFFERENT, PEOPLE, Asking, Book, Client, Known, Mover, Photos, search, with_key
+from bench.servers import STOP_S
+from bench.soak_load import DIFFERENT, PATIENCE_S, PEOPLE, Asking, Book, Client, Known, Mover, Photos, search
 from kith import Kith
 from models.pack.loading import BUNDLED_PACK
 from tests.databases import ENVIRONMENT
@@ -65,13 +67,14 @@ MOVED: Final = 5
 BURST: Final = 128
 RISE: Final = {"memory_mb": 24.0, "descriptors": 2.0, "threads": 2.0}
 """Maximum rise of each resource at rest, over the rounds after the warm-up."""
+SIDES_PX: Final = (80, 2000)
+FORMATS: Final = (("JPEG", "RGB"), ("JPEG", "RGB"), ("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGBA"), ("WEBP", "RGB"))
 Figures = dict[str, Any]
 JUDGED_FROM: Final = 500
 """Minimum number of answers in a third for a meaningful p99."""
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """Resources of a server."""
 
     memory_mb: float
@@ -145,7 +148,7 @@ class Replica(Server):
     def holds(self) -> Reading:
         process = Path(f"/proc/{self._process.pid}")
         counts = [len(list((process / name).iterdir())) for name in ("fd", "task")]
-        return Reading(look_at(self._process.pid).rss_bytes / 1e6, *counts)
+        return Reading(self.resident_bytes() / 1e6, *counts)
 
 
 class Pair:
@@ -258,6 +261,18 @@ def the_photos(url: str, faces: Sequence[Known], data: Path, plan: Plan, chance:
     return Photos(theirs, faces[plan.fixed : 2 * plan.fixed], others)
 
 
+def scaled(path: Path, chance: random.Random) -> bytes:
+    """Return a photo in a random format and size: one in fifty is larger than 1500 pixels."""
+    low, high = (math.log(side) for side in SIDES_PX)
+    longest = math.exp(min(chance.uniform(low, high), chance.uniform(low, high)))
+    size = (round(longest * chance.uniform(0.6, 1)), round(longest))
+    kind, mode = chance.choice(FORMATS)
+    buffer = io.BytesIO()
+    with Image.open(path) as image:
+        image.resize(size, Image.Resampling.BILINEAR).convert(mode).save(buffer, kind)
+    return buffer.getvalue()
+
+
 def run_round(
     number: int,
     plan: Plan,
@@ -282,9 +297,9 @@ def run_round(
 
 def burst(replica: Replica, generator: Generator, photos: Photos, book: Book) -> dict[str, int]:
     """Send more requests at once than the queue holds: each one is answered or gets a retry status."""
-    requests = [with_key(multipart("/v1/detect", photo), API_KEY) for photo in photos.others]
+    requests = [multipart("/v1/detect", photo, headers=f"X-API-Key: {API_KEY}\r\n") for photo in photos.others]
     port = urlsplit(replica.url).port or 0
-    tally = generator.run(Order(port, requests, BURST, START_S, 0.0, b"", limit=2 * BURST))
+    tally = generator.run(Order(port, requests, BURST, PATIENCE_S, 0.0, b"", limit=2 * BURST))
     book.must(tally.statuses.keys() <= {200, 503}, f"a burst was answered by {dict(tally.statuses)}")
     return {str(status): count for status, count in sorted(tally.statuses.items())}
 
@@ -307,12 +322,12 @@ def compare(pair: Pair, clients: Sequence[Client], photos: Photos, book: Book) -
 
 
 def at_rest(replica: Replica, seconds: float) -> Reading:
-    looks: list[Reading] = []
+    looks = [replica.holds()]
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        looks.append(replica.holds())
         threading.Event().wait(0.1)
-    return Reading(*np.min([astuple(look) for look in looks], axis=0).tolist())
+        looks.append(replica.holds())
+    return Reading(*np.min(looks, axis=0).tolist())
 
 
 def ends(pair: Pair, folder: Path, book: Book) -> None:
@@ -386,8 +401,7 @@ def markdown(figures: Figures) -> str:
     return f"""# Soak
 
 `make soak`: {figures["minutes"]:g} minutes on {figures["database"]}, {figures["clients"]} clients,
-{figures["killed"]} times a server was killed or stopped.
-{figures["date"]}, commit {figures["commit"]}, {figures["machine"]}.
+{figures["killed"]} times a server was killed or stopped. {in_words(figures)}.
 
 {"**Failed:** " + "; ".join(failures) if failures else "**Passed.**"}
 

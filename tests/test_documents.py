@@ -29,7 +29,6 @@ from service.storage.repositories.subjects import DELETED_EVENT, MERGED_EVENT
 from service.storage.repositories.templates import DELETED_EVENT as TEMPLATE_DELETED
 from tests.conftest import ROOT
 from tools import cli_reference, reference_tables
-from tools.rest_reference import TARGET, reference
 from training.cli.commands import app as train_app
 
 PAGES = sorted(
@@ -96,11 +95,6 @@ def test_every_page_is_in_the_index() -> None:
     linked = {(index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(index.read_text())}
     pages = {path for path in (ROOT / "docs").glob("*.md") if path != index}
     assert pages <= linked
-
-
-def test_the_rest_reference_is_up_to_date() -> None:
-    """Run python -m tools.rest_reference to update the page."""
-    assert TARGET.read_text(encoding="utf-8") == reference()
 
 
 def test_named_evidence_exists() -> None:

@@ -114,9 +114,8 @@ FIGURES: Final[Mapping[str, tuple[Callable[[Axes], None], tuple[float, float]]]]
 }
 
 
-def draw(folder: Path) -> list[Path]:
+def draw(folder: Path) -> None:
     """Draw all figures; the same input gives the same bytes."""
-    written = []
     with matplotlib.rc_context(STYLE):
         for name, (drawn, size) in FIGURES.items():
             figure = Figure(size, layout="constrained")
@@ -126,8 +125,6 @@ def draw(folder: Path) -> list[Path]:
             # A reader may not have the fonts of the machine that draws.
             lines = (line.rstrip() for line in FAMILY.sub(FONTS, text).splitlines())
             (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-            written.append(folder / name)
-    return written
 
 
 def _read(name: str) -> Any:
@@ -135,6 +132,4 @@ def _read(name: str) -> Any:
 
 
 if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
-    for path in draw(FOLDER):
-        print(f"wrote {path.relative_to(ROOT)}")
+    draw(FOLDER)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 
 import pytest
 
-from bench.accuracy import Column, markdown
+from bench.accuracy import markdown
 from bench.load import ProcessFigures, Tally
 from bench.machine import commit, machine
 from bench.serving import (
@@ -23,7 +21,6 @@ from bench.serving import (
     quoted,
     report,
 )
-from tests.conftest import ROOT
 
 
 def test_a_cell() -> None:
@@ -78,14 +75,8 @@ def cells(table: str, name: str) -> list[str]:
 
 
 def test_goals_are_judged_against_the_figures() -> None:
-    table = markdown([Column("ours", METRICS, {"Detector": "a.onnx"}), Column("other", METRICS, {})])
-    assert cells(table, "Detector") == ["a.onnx", "-", ""]
+    table = markdown({"ours": METRICS, "other": METRICS})
     assert cells(table, "LFW central face found") == ["99.95% of 1000", "99.95% of 1000", ">= 99.9 %: met"]
     assert cells(table, "LFW median landmark error")[-1] == "<= 4 %: missed"
     assert cells(table, "WIDER val recall at precision 95 %") == ["-", "-", ">= 90 %: not measured"]
-
-
-def test_a_page_of_routes_does_not_wait_for_torch() -> None:
-    told = "import sys, tools.rest_reference; print(sorted({'torch', 'training'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "[]\n", done.stderr
+    assert cells(table, "LFW View 2 EER") == ["-", "-", ""]
