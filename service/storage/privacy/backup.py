@@ -213,8 +213,8 @@ def _clear(connection: Connection, replace: bool) -> None:
     if any(held.values()) and not replace:
         raise LocalError(
             "backup",
-            f"the database holds {held['templates']} templates of {held['subjects']} people. Restore into an empty "
-            "database, or pass --replace to delete its contents",
+            f"the database is not empty: it holds {held['templates']} templates of {held['subjects']} people. Restore "
+            "into an empty database, or pass --replace to delete its contents",
         )
     if replace:
         for table in reversed(metadata.sorted_tables):
