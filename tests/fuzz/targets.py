@@ -28,6 +28,7 @@ from models.pack.loading import BUNDLED_PACK, load_pack
 from models.risk.calibration import EDGES, Calibration
 from service.api.http.bodies import read_photos
 from service.core.errors import ImageError, KithError
+from service.core.unpacking import ZstdFile
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.gallery_items import FileRow, checked, vector_bytes
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents
@@ -188,6 +189,10 @@ def _archives() -> Iterator[bytes]:
             archive_.addfile(link)
         yield buffer.getvalue()
     yield gzip.compress(buffer.getvalue(), mtime=0)
+    packed = io.BytesIO()
+    with ZstdFile(packed, "w") as stream:
+        stream.write(buffer.getvalue())
+    yield packed.getvalue()
 
 
 SETTINGS: Final = Settings(max_image_bytes=1000, max_images=2)

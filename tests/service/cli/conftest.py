@@ -40,6 +40,13 @@ class Program:
         return done.stdout
 
 
+def written(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files, and the folders they are in."""
+    for name, payload in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(payload)
+
+
 @pytest.fixture
 def run(tmp_path: Path, server: str) -> Program:
     return Program(tmp_path, server)

@@ -6,16 +6,13 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
+import httpx2 as httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -28,7 +25,7 @@ from service.storage.repositories.store import Store
 from tests.conftest import ROOT
 from tests.databases import open_database
 from tests.local_http import Handler, served_by
-from tests.service.cli.conftest import Program
+from tests.service.cli.conftest import Program, written
 
 
 def test_the_exit_status_is_the_answer(run: Program, kith: Kith, gallery: str, photos: dict[str, Path]) -> None:
@@ -57,15 +54,9 @@ def test_errors_name_a_remedy(run: Program, server: str, gallery: str, photos: d
     run("gallery", "stats", gallery, "--url", "http://127.0.0.1:9", status=3)
     assert "(unreachable)" in run.stderr
     run("gallery", "export", gallery, "folder-that-is-not/x.ndjson", status=3)
-    assert run.stderr.splitlines() == [
-        "error: folder-that-is-not/x.ndjson: No such file or directory (file)",
-        "  Check the path. The command does not create missing folders.",
-    ]
+    assert "error: folder-that-is-not/x.ndjson: No such file or directory (file)\n  Check the path." in run.stderr
     run("identfy", photos["tom"], status=2)
-    assert run.stderr.splitlines() == [
-        "error: No such command 'identfy'. Did you mean 'identify'? (usage)",
-        "  See 'kith --help'.",
-    ]
+    assert "error: No such command 'identfy'. Did you mean 'identify'? (usage)\n  See 'kith --help'." in run.stderr
     run("detect", "nowhere.jpg", "--json", status=2)
     problem = json.loads(run.stderr)
     assert (problem["code"], "nowhere.jpg" in problem["detail"]) == ("usage", True)
@@ -80,24 +71,18 @@ def test_invalid_options_are_rejected_with_the_field(run: Program, gallery: str,
         (2, ("verify", tom), ""),
         (2, ("identify", tom, *of, "--fpir", "0.1", "--fmr", "0.1"), "Give only one of these options"),
         (2, ("identify", tom, *of, "--fmr", "5"), share),
-        (2, ("identify", tom, *of, "--fpir", "1"), share),
         (2, ("gallery", "risk", gallery, "--fpir", "nan"), share),
         (2, ("identify", tom, photos["eileen"], *of, "--draw", "one.png"), ""),
         (2, (*create, "--rate", "1e9"), ""),
         (2, (*create, "--days", "inf"), ""),
-        (2, ("keys", "create", "--scope", "nope"), ""),
         (2, ("keys", "rotate", "0" * 12, "--overlap-hours", "inf"), ""),
-        (2, ("subject", "update", "ada", *of, "--set", "a=NaN"), ""),
         (2, ("subject", "update", "ada", *of, "--set", "a=[1e999]"), ""),
         (2, ("subject", "update", "ada", *of), ""),
-        (2, ("jobs", "list", "--state", "foo"), ""),
-        (3, (*create, "-g", "a b"), ""),
-        (3, ("keys", "create", "x" * 200, "--scope", "identify"), ""),
+        (2, ("gallery", "update", gallery), ""),
         (3, ("gallery", "create", "a b"), "error: name: must be at most 64 letters, digits"),
         (3, ("jobs", "show", "nojob"), "error: job: must be 32 lowercase hexadecimal digits"),
-        (3, ("keys", "revoke", "nokey"), "error: key: must be 12 lowercase hexadecimal digits"),
-        (3, ("template", "move", "ada", "x", *of, "--to", "b"), "error: template: must be 32 lowercase hexadecimal"),
         (3, ("audit", "list", "--since", "yesterday"), "error: since: must be a date like 2026-01-31"),
+        (3, ("events", "--type", "nothing"), "type"),
         (3, ("subject", "show", "o'brien", *of), "list the subjects"),
     ]
     for status, words, said in refused:
@@ -116,13 +101,9 @@ def test_an_object_has_one_json_form(run: Program, kith: Kith, gallery: str, pho
     kith.enroll(gallery, "ada", photos["eileen"])
     updated = json.loads(run("subject", "update", "ada", "-g", gallery, "--tag", "a", "--json"))
     (seen,) = json.loads(run("subject", "list", "-g", gallery, "--json"))
-    assert updated == seen
-    assert seen["name"] is None
+    assert updated == seen and seen["name"] is None
     templates = json.loads(run("template", "list", "ada", "-g", gallery, "--json"))["templates"]
     assert json.loads(run("subject", "show", "ada", "-g", gallery, "--json")) == seen | {"templates": templates}
-    receipt = json.loads(run("subject", "erase", "ada", "-g", gallery, "--yes", "--json"))
-    (kept,) = json.loads(run("erasures", "list", "-g", gallery, "--json"))
-    assert receipt | {"log_emptied": None} == kept | {"log_emptied": None}
 
 
 def test_questions_need_an_answer_or_an_option(run: Program, kith: Kith, gallery: str) -> None:
@@ -148,7 +129,6 @@ def test_only_writing_creates_the_local_database(
     reading: tuple[tuple[str | Path, ...], ...] = (
         ("identify", tom, "-g", "staff"),
         ("verify", tom, "--subject", "ada", "-g", "staff"),
-        ("gallery", "list"),
         ("gallery", "import", "staff", export),
         ("subject", "enroll", "ada", tom, "-g", "staff"),
         ("jobs", "list"),
@@ -157,33 +137,24 @@ def test_only_writing_creates_the_local_database(
         assert local(*command, status=3) == ""
         assert f"KITH_URL is not set, and there is no database at {database}" in local.stderr
         assert "Set KITH_URL or --url to your server's address" in local.stderr
-    for command in (("backup", "b.kith"), ("audit", "verify"), ("master", "show"), ("master", "rotate")):
+    for command in (("backup", "b.kith"), ("audit", "verify"), ("master", "rotate")):
         assert local(*command, status=3, KITH_URL=server) == ""
         assert f"no database at {database}" in local.stderr
         assert "ignores KITH_URL" in local.stderr
     local("keys", "list", status=3)
     local("restore", "nowhere.kith", status=2)
     assert local("verify", photos["eileen"], photos["again"]).startswith("same: similarity")
-    assert json.loads(local("embed", tom))["photos"]
     assert sorted(tmp_path.iterdir()) == before
 
     assert "With 100 people enrolled by one photo each and an FPIR of 0.01" in local("gallery", "create", "staff")
     assert f"Created a new database: {database}" in local.stderr
     local("gallery", "stats", "staf", status=3)
     assert f"Asked the database {database}, as KITH_URL is not set." in local.stderr
-    assert "Did you mean 'staff'?" in local.stderr
-    assert local("erasures", "list", "-g", "staff").startswith("No erasures in gallery staff")
-    assert local("audit", "list", "--event", "nothing") == "Nothing matches.\n"
     verified = json.loads(local("audit", "verify", "--json", KITH_URL=server))
     assert f"This command ignores KITH_URL and uses the local database: {database}" in local.stderr
     assert (verified["faults"], verified["pruned"]) == ([], 0) and verified["lines"] > 0
-    rotated = json.loads(local("master", "rotate", "--new", "--json"))
-    key, _ = [row["id"] for row in json.loads(local("master", "show", "--json"))]
-    assert rotated == {"id": key, "gallery_count": 1}
-    assert json.loads(local("master", "rotate", "--json")) == rotated | {"gallery_count": 0}
     assert local("keys", "list").startswith("No API keys")
     token = local("keys", "create", "--scope", "admin")
-    assert token.startswith("kith_")
     assert f"only for servers that use {database}." in local.stderr.replace("\n", " ")
     assert token.split("_")[1] in local("keys", "list")
 
@@ -203,44 +174,37 @@ def test_a_subject_is_enrolled_changed_and_erased(
     assert (now.name, now.tags, now.metadata) == ("Countess", ["b"], {"room": 12, "floor": "two"})
     assert "Countess" in run("subject", "list", *of, "--tag", "b", "--where", "floor=two", "--find", "COUNT")
     assert "Nothing matches." in run("subject", "list", *of, "--find", "nobody")
-    (template,) = json.loads(run("subject", "show", "ada", *of, "--json"))["templates"]
-    assert template["id"] in run("template", "list", "ada", *of)
+    (template,) = kith.templates(gallery, "ada")
+    assert template.id in run("template", "list", "ada", *of)
     kith.put_subject(gallery, "countess")
-    assert "to countess" in run("template", "move", "ada", template["id"], *of, "--to", "countess")
-    assert "receipt" in run("template", "delete", "countess", template["id"], *of, "--yes")
+    assert "to countess" in run("template", "move", "ada", template.id, *of, "--to", "countess")
+    assert "receipt" in run("template", "delete", "countess", template.id, *of, "--yes")
     receipt = json.loads(run("subject", "erase", "ada", *of, "-y", "--json"))
     assert receipt["id"] in run("erasures", "list", *of, "--json")
     # Ids are not cut in a narrow terminal.
-    audited = json.loads(run("audit", "list", *of, "--event", "subject_deleted", "--json"))
-    assert audited[0]["subject"] in run("audit", "list", *of, COLUMNS="80")
-    assert len(json.loads(run("audit", "list", *of, "--limit", "2", "--json"))) == 2
+    (audited,) = json.loads(run("audit", "list", *of, "--event", "subject_deleted", "--json"))
+    assert audited["subject"] in run("audit", "list", *of, "--limit", "2", COLUMNS="80")
 
 
 def test_embeddings_are_written_to_a_file(run: Program, photos: dict[str, Path], kith: Kith) -> None:
     listed = json.loads(run("embed", photos["eileen"], photos["tom"], "-o", "vectors.npy", "--json"))
     vectors = np.load(run.folder / "vectors.npy")
     assert [row["photo"] for row in listed["rows"]] == [str(photos["eileen"]), str(photos["tom"])]
-    (face,) = kith.embed(photos["tom"]).images[0].faces
-    assert face.embedding is not None
-    assert (vectors.dtype, vectors.shape) == (np.float32, (2, len(face.embedding)))
-    assert np.allclose(vectors[1], face.embedding, atol=1e-6)
+    vector = kith.embed(photos["tom"]).images[0].faces[0].embedding or []
+    assert (vectors.dtype, vectors.shape) == (np.float32, (2, len(vector)))
+    assert np.allclose(vectors[1], vector, atol=1e-6)
     none = json.loads(run("embed", photos["coffee"], "-o", "none.npy", "--json", status=1))
     assert (none["file"], none["rows"], (run.folder / "none.npy").exists()) == (None, [], False)
 
 
 def test_photos_are_drawn_and_never_overwritten(run: Program, gallery: str, photos: dict[str, Path]) -> None:
     folder, tom = run.folder, photos["tom"]
-    (folder / "more").mkdir()
-    for name, photo in (("tom", tom), ("tom-2", photos["coffee"])):
-        (folder / "more" / f"{name}.jpg").write_bytes(photo.read_bytes())
+    more = {"tom.jpg": tom.read_bytes(), "tom-2.jpg": photos["coffee"].read_bytes()}
+    written(folder / "more", more)
     run("identify", tom, folder / "more" / "tom.jpg", "-g", gallery, "--draw", "drawn", status=1)
     assert sorted(path.name for path in (folder / "drawn").iterdir()) == ["tom-2.jpg", "tom.jpg"]
     run("detect", tom, folder / "more", "--draw", "three", status=1)
     assert len(list((folder / "three").iterdir())) == 3
-    run("detect", photos["eileen"], "--draw", "found.png")
-    with Image.open(folder / "found.png") as picture:
-        assert max(picture.size) >= 1280
-
     (folder / "linked.png").symlink_to(tom)
     (folder / "same").mkdir()
     (folder / "same" / "tom.jpg").hardlink_to(tom)
@@ -261,18 +225,16 @@ def test_strangers_are_listed_named_merged_and_forgotten(
     for name in ("eileen", "tom"):
         assert "visit 1" in run("identify", photos[name], "--faces", "largest", *of, status=1)
     tom, eileen = json.loads(run("stranger", "list", *of, "--json"))
-    assert eileen["id"] in run("stranger", "list", *of)
     assert "seen 2 times" in run("stranger", "merge", tom["id"], "--into", eileen["id"], "--yes", *of)
     document = json.loads(run("stranger", "export", eileen["id"], *of))
     assert len(document["subject"]["templates"]) == 2
     assert "ada has 2 templates" in run("stranger", "promote", eileen["id"], "ada", "--name", "Ada", *of)
-    assert kith.subject(gallery, "ada").name == "Ada"
     kith.delete_subject(gallery, "ada")
-    run("identify", photos["tom"], "--faces", "largest", *of, status=1)
-    (again,) = kith.strangers(gallery)
-    run("stranger", "forget", again.id, "--all", *of, status=2)
-    assert "receipt" in run("stranger", "forget", again.id, "--yes", *of)
-    assert "receipt" in run("stranger", "forget", "--all", "--yes", *of)
+    for words in ("--all", "{}"):
+        run("identify", photos["tom"], "--faces", "largest", *of, status=1)
+        (again,) = kith.strangers(gallery)
+        run("stranger", "forget", again.id, "--all", *of, status=2)
+        assert "receipt" in run("stranger", "forget", words.format(again.id), "--yes", *of)
     run("gallery", "update", gallery, "--remember-strangers-days", "0")
     assert kith.gallery(gallery).remember_strangers_days is None
 
@@ -286,10 +248,9 @@ def refusing(server: str, refused: Callable[[str], bool], status: int = 409) -> 
             if refused(self.path):
                 self.close_connection = True
                 return self.answer(status, b'{"code": "torn", "detail": "Failed.", "remedy": "Retry."}')
-            with closing(HTTPConnection(urlsplit(server).netloc)) as connection:
-                connection.request(self.command, self.path, self.read_body() or None, dict(self.headers))
-                answer = connection.getresponse()
-                return self.answer(answer.status, answer.read(), {"Content-Type": "application/json"})
+            headers = {"Content-Type": self.headers.get("Content-Type", "")}
+            answer = httpx.request(self.command, f"{server}{self.path}", content=self.read_body(), headers=headers)
+            return self.answer(answer.status_code, answer.content, {"Content-Type": "application/json"})
 
         do_GET = do_POST = forward
 
@@ -335,33 +296,12 @@ def test_a_closed_pipe_ends_without_a_message(run: Program) -> None:
 
 def test_completion_proposes_commands_options_and_choices(run: Program) -> None:
     for line, proposed in (
-        ("kith ident", "identify"),
         ("kith gallery exp", "export"),
         ("kith identify --f", "--fpir"),
-        ("kith keys create --scope id", "identify"),
         ("kith jobs list --state fa", "failed"),
     ):
         run.environment |= {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
         assert proposed in run(_KITH_COMPLETE="complete_bash").split()
-    script = run.folder / "kith"  # completion depends on its name
-    script.write_text("from service.cli.entry import main\n\nif __name__ == '__main__':\n    main()\n")
-    done = subprocess.run(
-        [sys.executable, script],
-        env=run.environment | {"_KITH_COMPLETE": "complete_bash"},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.stdout, done.stderr) == ("failed\n", "")
-
-
-def test_ctrl_c_exits_with_130_without_a_traceback(run: Program, photos: dict[str, Path]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent.settimeout(60)
-        process = run.start("detect", photos["tom"], "--url", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with silent.accept()[0]:  # the client waits for an answer
-            process.send_signal(signal.SIGINT)
-            _, stderr = process.communicate(timeout=60)
-    assert (process.returncode, "Traceback" in stderr) == (130, False)
 
 
 def test_ctrl_c_during_the_imports_prints_nothing() -> None:
@@ -412,7 +352,6 @@ def test_stored_names_are_read_as_they_are_and_shown_as_text(
     with closing(open_database(settings.sql_url)) as database:
         store = Store(database)
         store.subjects.put(store.galleries.get(gallery), "ada", NAME, {"k": NAME}, [TAG])
-    assert (kith.subject(gallery, "ada").name, kith.subject(gallery, "ada").tags) == (NAME, [TAG])
     identify = ("identify", photos["eileen"], "--draw", "out.png")
     for command in (("subject", "list"), ("subject", "show", "ada"), identify):
         shown = run(*command, "-g", gallery)
@@ -420,18 +359,9 @@ def test_stored_names_are_read_as_they_are_and_shown_as_text(
         assert not CONTROL_PATTERN.search((shown + run.stderr).replace("\n", ""))
         told = run(*command, "-g", gallery, "--json")
         assert not CONTROL_PATTERN.search(told.replace("\n", ""))
-        assert NAME in values(json.loads(told))
+        assert json.dumps(NAME)[1:-1] in json.dumps(json.loads(told))
     with Image.open(run.folder / "out.png") as drawn:
         assert min(drawn.size) >= 1280
-
-
-def values(document: Any) -> Iterator[Any]:
-    """Yield the scalar values of a JSON document, at any depth."""
-    if isinstance(document, dict | list):
-        for each in document.values() if isinstance(document, dict) else document:
-            yield from values(each)
-    else:
-        yield document
 
 
 def test_messages_are_text_in_lines_of_our_own(capsys: pytest.CaptureFixture[str]) -> None:

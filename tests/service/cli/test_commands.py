@@ -7,16 +7,11 @@ import csv
 import json
 import os
 import signal
-import subprocess
 import sys
-import zipfile
 from pathlib import Path
-from typing import Any
 
-import cv2
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from kith import Kith
 from models.engines import selection
@@ -30,13 +25,13 @@ from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
 from tests.packs import pack_in_openvinos_format
-from tests.service.cli.conftest import Program
+from tests.service.cli.conftest import Program, written
+from tests.service.usecases.test_bulk_enrollment import as_zip
 
 
 def test_what_is_enrolled_locally_is_served(local: Program, photos: dict[str, Path]) -> None:
-    for number, name in enumerate(("eileen", "coffee")):
-        (local.folder / "people" / "Eilèen [b]").mkdir(parents=True, exist_ok=True)
-        (local.folder / "people" / "Eilèen [b]" / f"{number}.jpg").write_bytes(photos[name].read_bytes())
+    names = ("eileen", "coffee")
+    written(local.folder / "people" / "Eilèen [b]", {f"{name}.jpg": photos[name].read_bytes() for name in names})
     created = local("enroll", "people", "--gallery", "g", status=1)  # a photo was refused
     assert "Created gallery g. With 100 people" in created
     assert "no_face" in created
@@ -53,41 +48,24 @@ def test_what_is_enrolled_locally_is_served(local: Program, photos: dict[str, Pa
         assert local("gallery", "delete", "g", "--yes").startswith("Deleted. Subjects: 1,")
 
 
-def test_commands_choose_the_detail(run: Program, gallery: str, astronaut: NDArray[Any]) -> None:
-    photo = run.folder / "people" / "eileen" / "sideways.jpg"
-    photo.parent.mkdir(parents=True)
-    # The detector finds a large sideways face.
-    small = np.asarray(cv2.resize(astronaut, None, fx=0.35, fy=0.35, interpolation=cv2.INTER_AREA), np.uint8)
-    photo.write_bytes(jpeg(small.transpose(1, 0, 2)[:, ::-1], 95))
-    of = ("-g", gallery)
-    assert "no_face" in run("enroll", "people", *of, "--detail", "low", status=1)
-    run("enroll", "people", *of)
-    for command in (("detect",), ("embed",), ("identify", *of), ("verify", str(photo))):
-        for detail, status in (("low", 1), ("high", 0)):
-            run(*command, photo, "--detail", detail, status=status)
-
-
 def test_a_folder_of_photos_is_searched_at_any_depth(
     run: Program, kith: Kith, gallery: str, photos: dict[str, Path]
 ) -> None:
     kith.enroll(gallery, "eileen", photos["eileen"])
-    album = run.folder / "album"
-    (album / "2026" / "may").mkdir(parents=True)
     files = {"2026/may/1.jpg": "eileen", "2026/2.jpg": "text", "3.jpg": "coffee", "notes.txt": "text"}
-    for name, photo in files.items():
-        (album / name).write_bytes(photos[photo].read_bytes())
-    (album / "gone.jpg").symlink_to(album / "missing.jpg")
-    found = run("identify", album, "-g", gallery, status=1)  # two photos cannot be read
-    assert all(str(path) in found for path in album.rglob("*.jpg"))
+    written(run.folder / "album", {name: photos[photo].read_bytes() for name, photo in files.items()})
+    (run.folder / "album" / "gone.jpg").symlink_to("missing.jpg")
+    found = run("identify", "album", "-g", gallery, status=1)  # two photos cannot be read
     assert "2 photos of 4 cannot be read" in run.stderr
     assert "1 file ignored" in run.stderr
-    answers = json.loads(run("identify", album, "-g", gallery, "--json", status=1))
-    assert answers[str(album / "2026" / "may" / "1.jpg")]["results"][0]["subject"] == "eileen"
-    assert answers[str(album / "gone.jpg")]["error"]["code"] == "unreadable"
+    answers = json.loads(run("identify", "album", "-g", gallery, "--json", status=1))
+    assert answers["album/2026/may/1.jpg"]["results"][0]["subject"] == "eileen"
+    assert answers["album/gone.jpg"]["error"]["code"] == "unreadable"
     for command in ("detect", "embed", "identify"):
-        document = answers if command == "identify" else json.loads(run(command, album, "--json", status=1))
+        document = answers if command == "identify" else json.loads(run(command, "album", "--json", status=1))
         listed = document.get("photos", document)
         assert (len(listed), len({frozenset(photo) for photo in listed.values()})) == (4, 1), "equal fields"
+        assert all(name in found for name in listed)
     (run.folder / "nothing").mkdir()
     run("identify", "nothing", "-g", gallery, status=2)
     assert "no photos" in run.stderr
@@ -96,31 +74,16 @@ def test_a_folder_of_photos_is_searched_at_any_depth(
 def test_gallery_update_changes_only_the_given_settings(run: Program, kith: Kith, gallery: str) -> None:
     changed = run("gallery", "update", gallery, "--retention-days", "30", "--fpir", "0.01", "--keep-crops")
     assert changed == f"Updated gallery {gallery}: risk, keep_crops, retention_days\n"
-    now = kith.gallery(gallery)
-    assert (now.retention_days, now.risk, now.keep_crops) == (30, {"fpir": 0.01}, True)
     run("gallery", "update", gallery, "--retention-days", "0", "--liveness", "off")
     now = kith.gallery(gallery)
-    assert (now.retention_days, now.liveness, now.keep_crops) == (None, "off", True)
-    run("gallery", "update", gallery, "--liveness", "required", status=3)
-    assert "liveness_unavailable" in run.stderr  # of the bundled pack
-    run("gallery", "update", gallery, status=2)
-    run("gallery", "update", gallery, "--liveness", "perhaps", status=2)
-
-
-def test_a_missing_api_key_is_reported_with_its_option(local: Program) -> None:
-    settings = load_settings(data_dir=local.folder / "data", api_key="k" * 32, log_level="WARNING")
-    with embedded(settings) as url:
-        local("gallery", "list", "--url", url, status=3)
-    assert "--api-key" in local.stderr and "KITH_CLIENT_KEY" in local.stderr
+    assert (now.retention_days, now.liveness, now.risk, now.keep_crops) == (None, "off", {"fpir": 0.01}, True)
 
 
 def test_ctrl_c_cancels_the_enrollment_of_an_archive(
-    run: Program, kith: Kith, gallery: str, astronaut: NDArray[Any]
+    run: Program, kith: Kith, gallery: str, photos: dict[str, Path]
 ) -> None:
-    photo = jpeg(astronaut)
-    with zipfile.ZipFile(run.folder / "people.zip", "w") as file:
-        for number in range(300):
-            file.writestr(f"eileen/{number:03}.jpg", photo + number.to_bytes(4))
+    photo = photos["tom"].read_bytes()
+    (run.folder / "people.zip").write_bytes(as_zip({f"tom/{n:03}.jpg": photo + n.to_bytes(4) for n in range(300)}))
     process = run.start("enroll", "people.zip", "-g", gallery, "--json", "--report", "report.ndjson")
     while not any(job.done_count for job in kith.jobs(gallery)):
         assert process.poll() is None
@@ -137,17 +100,14 @@ def test_ctrl_c_cancels_the_enrollment_of_an_archive(
 
 def test_a_missing_or_wrong_master_key_is_reported_before_serving(local: Program) -> None:
     local("gallery", "create", "g")
-    another = {"KITH_MASTER_KEY": base64.b64encode(bytes(32)).decode()}
-    for environment in (another, another | {"KITH_MASTER_KEY_FILE": str(local.folder / "absent.key")}):
-        for command in (("gallery", "list"), ("keys", "list")):
-            local(*command, status=3, **environment)
-            assert len(local.stderr.splitlines()) < 5
-            assert "KITH_MASTER_KEY_FILE; docs/privacy.md" in local.stderr.replace("\n", " ")
+    local.environment["KITH_MASTER_KEY"] = base64.b64encode(bytes(32)).decode()
+    for environment in ({}, {"KITH_MASTER_KEY_FILE": str(local.folder / "absent.key")}):
+        local("gallery", "list", status=3, **environment)
+        assert len(local.stderr.splitlines()) < 5
+        assert "KITH_MASTER_KEY_FILE; docs/privacy.md" in local.stderr.replace("\n", " ")
     # 'serve' changes the memory limits of its process.
-    served = [sys.executable, "-m", "service.cli.main", "serve", "--port", "0"]
-    environment = os.environ | another
-    done = subprocess.run(served, cwd=local.folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, "docs/privacy.md" in done.stderr, "Traceback" in done.stderr) == (3, True, False)
+    _, errors = (served := local.start("serve", "--port", "0")).communicate(timeout=120)
+    assert (served.returncode, "docs/privacy.md" in errors, "Traceback" in errors) == (3, True, False)
 
 
 def test_serving_a_network_needs_an_api_key() -> None:
@@ -158,9 +118,9 @@ def test_serving_a_network_needs_an_api_key() -> None:
             load_settings(host=host).check_exposure(lambda: False)
         load_settings(host=host).check_exposure(lambda: True)
         load_settings(host=host, api_key="k" * 32).check_exposure(lambda: False)
-        with pytest.raises(SettingsError, match="KITH_API_KEY: it is empty: give it a value, or leave"):
-            load_settings(host=host, api_key="")  # an unset variable of a compose file must not open the service
         load_settings(host=host, allow_anonymous=True).check_exposure(lambda: False)
+    with pytest.raises(SettingsError, match="KITH_API_KEY: it is empty: give it a value, or leave"):
+        load_settings(api_key="")  # an unset variable of a compose file must not open the service
 
 
 def test_gallery_risk_prints_thresholds(run: Program, kith: Kith, gallery: str, photos: dict[str, Path]) -> None:
@@ -178,17 +138,8 @@ def test_gallery_risk_prints_thresholds(run: Program, kith: Kith, gallery: str, 
 LATIN1 = os.fsdecode(b"Ren\xe9")
 
 
-def written(folder: Path, files: dict[str, bytes]) -> None:
-    for name, payload in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(payload)
-
-
-@pytest.mark.parametrize("where", ["run", "local"])
-def test_every_file_is_accounted_for(
-    request: pytest.FixtureRequest, gallery: str, tmp_path: Path, astronaut: NDArray[np.uint8], where: str
-) -> None:
-    photo, run = jpeg(astronaut), request.getfixturevalue(where)
+def test_every_file_is_accounted_for(run: Program, gallery: str, tmp_path: Path, photos: dict[str, Path]) -> None:
+    photo = photos["eileen"].read_bytes()
     files = {
         "eileen/1.jpe": photo,
         "eileen/2019/IMG_2": photo + b"2",
@@ -197,16 +148,17 @@ def test_every_file_is_accounted_for(
         f"{LATIN1}/notes.txt": b"no photo",
         "eileen/[b]notes.txt": b"no photo",
         "eileen/._1.jpg": b"\0\5\x16\7",
-        "eileen/.ipynb_checkpoints/1.jpg": photo,
         "__MACOSX/eileen/1.jpg": photo,
         "group.jpg": photo,
+        "anna/1.jpg": jpeg(np.full((300, 300, 3), 128, np.uint8)),
     }
     written(tmp_path / "people", files)
     (tmp_path / "people" / "eileen" / "gone.jpg").symlink_to("nowhere")
     words = ("enroll", "people", "-g", gallery, "--report", "report.csv")
-    printed = run(*words, status=1)
-    assert "3 photos enrolled, 3 refused; 5 files ignored (hidden, or not a photo)" in printed
-    assert "Ignored: people/eileen/[b]notes.txt\n" in printed
+    first, *lines = run(*words, status=1).splitlines()
+    assert first == "1 person has no photo in the gallery, and cannot be found: anna"
+    assert "Ignored: people/eileen/[b]notes.txt" in lines
+    assert lines[-1] == "3 photos enrolled, 4 refused; 4 files ignored (hidden, or not a photo)"
     with (tmp_path / "report.csv").open(newline="", encoding="utf-8") as stream:
         rows = {row["photo"]: (row["status"], row["code"]) for row in csv.DictReader(stream)}
     assert rows == {
@@ -215,13 +167,17 @@ def test_every_file_is_accounted_for(
         "people/eileen/gone.jpg": ("refused", "unreadable"),
         "people/group.jpg": ("refused", "invalid_request"),
         "people/Ren\\xe9/1.jpg": ("refused", "invalid_request"),
+        "people/anna/1.jpg": ("refused", "no_face"),
         "people/eileen/1.jpe": ("done", ""),
         "people/eileen/2019/IMG_2": ("done", ""),
         "people/eileen/Ren\\xe9.jpg": ("done", ""),
     }
+    # A person who was enrolled before is not missing because of another, refused photo.
+    (tmp_path / "people" / "eileen" / "1.jpe").write_bytes(files["anna/1.jpg"] + b"2")
     again = json.loads(run(*words, "--json", status=1))
-    assert (again["already_enrolled_count"], len(again["refused"]), again["ignored_count"]) == (3, 3, 5)
+    assert (again["already_enrolled_count"], len(again["refused"]), again["ignored_count"]) == (2, 5, 4)
     assert again["ignored_files"] == ["people/Ren\\xe9/notes.txt", "people/eileen/[b]notes.txt"]
+    assert again["without_photo"] == ["anna"]
 
 
 def test_a_source_without_folders_of_people_is_refused(run: Program, photos: dict[str, Path]) -> None:
@@ -242,18 +198,6 @@ def test_ten_refusals_are_printed_and_the_summary_is_last(capsys: pytest.Capture
     assert lines[0] == f"Refused: people/{'a' * 90}/0.jpg: no_face: no face was found"
     assert "Refused: 2 more. List all with --report FILE." in lines
     assert lines[-1] == "3 photos enrolled, 12 refused"
-
-
-def test_people_without_a_photo_are_named_first(run: Program, gallery: str, astronaut: NDArray[np.uint8]) -> None:
-    gray, people = jpeg(np.full_like(astronaut, 128)), run.folder / "people"
-    written(people, {"eileen/1.jpg": jpeg(astronaut), "anna/1.jpg": gray})
-    first, *_, last = run("enroll", "people", "-g", gallery, status=1).splitlines()
-    assert first == "1 person has no photo in the gallery, and cannot be found: anna"
-    assert last == "1 photo enrolled, 1 refused"
-    # A person who was enrolled before is not missing because of another, refused photo.
-    (people / "eileen" / "1.jpg").write_bytes(gray + b"2")
-    again = json.loads(run("enroll", "people", "-g", gallery, "--json", status=1))
-    assert (again["without_photo"], len(again["refused"])) == (["anna"], 2)
 
 
 GPU_PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]

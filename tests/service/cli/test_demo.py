@@ -1,10 +1,8 @@
-"""The demo decides correctly on real photos, reports wrong decisions, and draws each face in its color."""
+"""The demo reports wrong decisions (tests/test_examples.py runs a correct one), and pictures show decisions legibly."""
 
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +12,12 @@ from PIL import Image
 from rich.console import Console
 
 from kith import Kith
-from kith.wire.faces import FaceOut, QualityOut
+from kith.wire.faces import FaceOut
 from kith.wire.identification import CandidateOut, IdentityOut
-from service.cli.tools import demo, drawing
+from service.cli.tools import drawing
 from service.cli.tools.demo import GALLERY, PhotosMissingError, package_file, run_demo, varied_samples
 from service.cli.tools.drawing import COLORS, draw_decisions, label_area
 from tests.conftest import jpeg
-
-
-def test_every_decision_is_correct(kith: Kith, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The picture numbers faces as the text does, from the left."""
-    out = io.StringIO()
-    drawn: list[Sequence[IdentityOut]] = []
-    draw = drawing.draw_decisions
-
-    def watch(photo: bytes, results: Sequence[IdentityOut], target: Path) -> None:
-        drawn.append(results)
-        draw(photo, results, target)
-
-    monkeypatch.setattr(demo, "draw_decisions", watch)
-    assert run_demo(kith, tmp_path, Console(file=out, width=200)), out.getvalue()
-    kith.delete_gallery(GALLERY)
-    assert "WRONG" not in out.getvalue()
-    with Image.open(tmp_path / "decisions.png") as picture:
-        assert picture.width > 500
-    (results,) = drawn
-    said = re.findall(r"face (\d) from the left: (\w+)", out.getvalue())
-    assert said == [(str(number), each.name or each.outcome) for number, each in enumerate(results, start=1)]
-    lefts = [each.face.box[0] for each in results if each.face]
-    assert lefts == sorted(lefts)
-    assert [name for _, name in said[:2]] == ["Robin", "Sam"]
 
 
 def test_a_wrong_decision_and_missing_photos_are_reported(
@@ -70,42 +44,23 @@ def test_every_second_sample_has_all_lights() -> None:
     assert means.max() > 1.5 * means.min()
 
 
-QUALITY = QualityOut(
-    eye_distance_px=40,
-    sharpness=9,
-    brightness=99,
-    contrast=40,
-    yaw=0,
-    pitch=0,
-    roll_deg=0,
-    score=1,
-    usable=True,
-    reasons=[],
-)
+def identity(x: float, y: float, side: float, outcome: Any) -> IdentityOut:
+    name = "Ada Augusta King, Countess of Lovelace"
+    about: dict[str, Any] = {"subject": "ada", "name": name} if outcome == "identified" else {}
+    about["candidates"] = [CandidateOut(subject="ada", name=name, similarity=0.9)]
+    place: dict[str, Any] = {"box": [x, y, x + side, y + 1.2 * side]}
+    return IdentityOut(face=FaceOut.model_construct(**place), outcome=outcome, **about)
 
 
-def face(x: float, y: float, side: float) -> FaceOut:
-    points = [[x + a * side, y + b * side] for a, b in ((0.3, 0.4), (0.7, 0.4), (0.5, 0.6), (0.35, 0.8), (0.65, 0.8))]
-    return FaceOut(box=[x, y, x + side, y + 1.2 * side], landmarks=points, score=0.9, quality=QUALITY)
-
-
-def identity(where: FaceOut, outcome: Any, name: str = "Ada Augusta King, Countess of Lovelace") -> IdentityOut:
-    known = {"subject": "ada", "name": name} if outcome == "identified" else {}
-    nearest = [CandidateOut(subject="ada", name=name, similarity=0.9)]
-    return IdentityOut(face=where, outcome=outcome, false_alarm_probability=2e-6, candidates=nearest, **known)
-
-
-@pytest.mark.parametrize("size", [(160, 120), (900, 1600), (6000, 400)], ids=str)
+@pytest.mark.parametrize("size", [(160, 120), (6000, 400)], ids=str)
 def test_pictures_are_large_enough_to_read(
     size: tuple[int, int], tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     width, height = size
     outcomes = ("identified", "uncertain", "unknown", "rejected_quality")
-    results = [
-        identity(face(rng.uniform(0, 0.95 * width), rng.uniform(0, 0.9 * height), 0.1 * min(size)), outcomes[n % 4])
-        for n in range(8)
-    ]
-    photo = jpeg(rng.integers(0, 256, (height, width, 3), np.uint8))
+    places = rng.uniform(0, 0.9, (8, 2)) * size
+    results = [identity(x, y, 0.1 * min(size), outcomes[n % 4]) for n, (x, y) in enumerate(places.tolist())]
+    photo = jpeg(np.zeros((height, width, 3), np.uint8))
     draw_decisions(photo, results, tmp_path / "out.png")
     monkeypatch.setattr(drawing, "find_spec", lambda _: None)  # matplotlib, whose fonts are better
     draw_decisions(photo, results, tmp_path / "plain.png")
@@ -124,9 +79,9 @@ def test_labels_stay_in_the_picture(box: tuple[float, ...]) -> None:
 
 def test_colors_show_the_decision(tmp_path: Path) -> None:
     photo = jpeg(Image.new("RGB", (1280, 800), "white"))
-    results = [identity(face(200 + 400 * n, 300, 120), outcome) for n, outcome in enumerate(("identified", "unknown"))]
-    draw_decisions(photo, results, tmp_path / "out.png")
+    outcomes = {200: "identified", 600: "unknown"}
+    draw_decisions(photo, [identity(x, 300, 120, outcome) for x, outcome in outcomes.items()], tmp_path / "out.png")
     pixels = np.asarray(Image.open(tmp_path / "out.png")).astype(int)
-    for column, outcome in ((200, "identified"), (600, "unknown")):
-        edge = pixels[300:340, column - 6 : column + 6]
+    for x, outcome in outcomes.items():
+        edge = pixels[300:340, x - 6 : x + 6]
         assert np.abs(edge - np.array(COLORS[outcome])).sum(-1).min() < 12, outcome
