@@ -44,7 +44,7 @@ class KithUnreachableError(KithClientError):
 
     def __init__(self, cause: httpx.RequestError, maybe_done: bool = False) -> None:
         server = cause.request.url.copy_with(userinfo=b"", raw_path=b"/")  # the path may name a person
-        detail = f"no response from {str(server).rstrip('/')} ({cause or type(cause).__name__})"
+        detail = f"no response from {str(server).rstrip('/')} ({str(cause) or type(cause).__name__})"
         remedy = MAYBE_DONE_REMEDY if maybe_done else UNREACHABLE_REMEDY
         super().__init__(0, {"code": "unreachable", "detail": detail, "remedy": remedy}, maybe_done)
 

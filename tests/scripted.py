@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
+import pytest
+
+from kith import AsyncKith, Kith
 from tests.local_http import Handler, served_by
 
 
@@ -29,6 +35,24 @@ BROKEN = Answer(breaks=True)
 LOST = Answer(504, b'{"code": "node_lost"}')
 OK = Answer()
 ENROLLED = Answer(201, b'{"subject": "ada", "enrolled_count": 0, "results": []}')
+
+Kind = type[Kith] | type[AsyncKith]
+WITH_BOTH = pytest.mark.parametrize("kind", [Kith, AsyncKith])
+
+
+def ask(kind: Kind, url: str, call: Callable[[Any], Any], **options: Any) -> Any:
+    """Return the result of a call of one client; of a list or stream, its items."""
+
+    async def work() -> Any:
+        async with AsyncKith(url, **options) as kith:
+            answer = call(kith)
+            return await answer if inspect.isawaitable(answer) else [item async for item in answer]
+
+    if kind is AsyncKith:
+        return asyncio.run(work())
+    with Kith(url, **options) as kith:
+        answer = call(kith)
+        return list(answer) if isinstance(answer, Iterator) else answer
 
 
 @dataclass

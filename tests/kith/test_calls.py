@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
@@ -38,13 +36,12 @@ from kith.wire.risk import RiskIn
 from kith.wire.subjects import EnrollIn, SubjectPatch
 from kith.wire.verification import VerifyIn
 from kith.wire.webhooks import WebhookIn
-from tests.scripted import Answer, answering
+from tests.scripted import WITH_BOTH, Answer, Kind, answering, ask
 
-CALLS: Any = SimpleNamespace(
-    **{name: partial(method.describe, None) for name, method in vars(Calls).items() if isinstance(method, Method)}
-)
+DESCRIBED: dict[str, Callable[..., Any]] = {
+    name: partial(method.describe, None) for name, method in vars(Calls).items() if isinstance(method, Method)
+}
 """Descriptions of the calls, by the names of the methods."""
-DESCRIBED: dict[str, Callable[..., Any]] = vars(CALLS)
 SAMPLES: dict[str, Any] = {
     "a": [0.5],
     "b": [0.5],
@@ -53,40 +50,39 @@ SAMPLES: dict[str, Any] = {
     "scopes": ["read"],
     "faces": ["x"],
 }
-PATH_PARAMETERS = (
-    "gallery",
-    "subject",
-    "template",
-    "job",
-    "key",
-    "receipt",
-    "stranger",
-    "album",
-    "group",
-    "name",
-)
-"""Parameters that become path segments; ``name`` is a gallery's."""
 INVALID_IDS = ["", ".", "..", "g/subjects/p", "/", "..\\", "a\\b", "a\nb", "a\0", "\x1b[2J", "a\x85", "\ud800"]
 
 
 def test_both_clients_have_the_same_methods() -> None:
-    both = {"close", "gallery_names", "wait_for"}
-    public = {
-        kind: {
-            name: method for name in dir(kind) if not name.startswith("_") and callable(method := getattr(kind, name))
-        }
+    now, later = (
+        {name: inspect.signature(getattr(kind, name)) for name in dir(kind) if not name.startswith("_")}
         for kind in (Kith, AsyncKith)
-    }
-    for kind, methods in public.items():
-        assert methods.keys() == DESCRIBED.keys() | both, kind
-    for name, method in public[Kith].items():
-        there = public[AsyncKith][name]
-        assert list(inspect.signature(method).parameters.values()) == list(inspect.signature(there).parameters.values())
-        assert method.__doc__ == there.__doc__ or name == "close"
-    assert inspect.signature(Kith.identify).return_annotation == "IdentifyOut"
-    assert inspect.signature(Kith.galleries).return_annotation == "Iterator[GalleryOut]"
-    assert inspect.signature(AsyncKith.identify).return_annotation == "IdentifyOut"
+    )
+    assert now.keys() == later.keys() == DESCRIBED.keys() | {"close", "gallery_names", "wait_for"}
+    assert all(now[name].parameters == later[name].parameters for name in now)
+    assert now["identify"].return_annotation == later["identify"].return_annotation == "IdentifyOut"
+    assert now["galleries"].return_annotation == "Iterator[GalleryOut]"
     assert [inspect.iscoroutinefunction(kind.identify) for kind in (Kith, AsyncKith)] == [False, True]
+
+
+def arguments() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each method with sample arguments for its required parameters; audit also with a gallery."""
+    for name, describe in DESCRIBED.items():
+        yield (
+            name,
+            {
+                parameter.name: SAMPLES.get(parameter.name, "x")
+                for parameter in inspect.signature(describe).parameters.values()
+                if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            },
+        )
+    yield "audit", {"name": "x"}
+
+
+def build(name: str, given: dict[str, Any]) -> Call[Any]:
+    made = DESCRIBED[name](**given)
+    call: Call[Any] = made.page(None) if isinstance(made, Pages) else made
+    return call
 
 
 def test_every_api_operation_has_a_client_method(server: str) -> None:
@@ -97,41 +93,37 @@ def test_every_api_operation_has_a_client_method(server: str) -> None:
         for method in methods
     }
     reached = set()
-    for name, describe in DESCRIBED.items():
-        for call in build_calls(describe):
-            found = [key for key, path in operations.items() if key[0] == call.method and path.fullmatch(call.path)]
-            # A literal path also matches a path with a parameter, so the most specific one counts.
-            assert found, f"{name}: {call.method} {call.path} is not an API operation"
-            reached.add(min(found, key=lambda key: key[1].count("{")))
+    for name, given in arguments():
+        call = build(name, given)
+        found = [key for key, path in operations.items() if key[0] == call.method and path.fullmatch(call.path)]
+        # A literal path also matches a path with a parameter, so the most specific one counts.
+        assert found, f"{name}: {call.method} {call.path} is not an API operation"
+        reached.add(min(found, key=lambda key: key[1].count("{")))
     assert operations.keys() - reached == set()
 
 
-def needed(describe: Callable[..., Any]) -> dict[str, Any]:
-    """Return sample arguments for the required parameters of a call."""
-    return {
-        name: SAMPLES.get(name, "x")
-        for name, parameter in inspect.signature(describe).parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    }
-
-
-def build_calls(describe: Callable[..., Any]) -> list[Call[Any]]:
-    """Build the calls of a method from sample arguments; two for audit, with and without a gallery."""
-    own = needed(describe)
-    made = [describe(**own), *([describe(*own.values(), "x")] if describe is CALLS.audit else [])]
-    return [one.page(None) if isinstance(one, Pages) else one for one in made]
+def test_calls_that_would_do_something_twice_are_not_repeatable() -> None:
+    repeatable = {name: build(name, given).repeatable for name, given in arguments()}
+    once = {"create_gallery", "create_key", "rotate_key", "create_webhook", "create_album", "roll_back"}
+    assert [repeatable[name] for name in once] == [False] * 6
+    assert [repeatable[name] for name in ("put_subject", "enroll", "enroll_archive", "identify")] == [True] * 4
+    put = {"gallery": "g", "subject": "ada"}
+    assert [build("put_subject", put | {"only_new": only_new}).repeatable for only_new in (False, True)] == [
+        True,
+        False,
+    ]
+    assert build("create_gallery", {"name": "g", "exist_ok": True}).repeatable
 
 
 @pytest.mark.parametrize(
     ("describe", "model", "elsewhere"),
     [
-        (CALLS.embed, EmbedIn, {"images"}),
-        (CALLS.identify, IdentifyIn, {"images"}),
-        (CALLS.enroll, EnrollIn, {"images"}),
-        (CALLS.verify, VerifyIn, set[str]()),
-        (CALLS.create_key, KeyIn, set[str]()),
-        (CALLS.create_webhook, WebhookIn, set[str]()),
+        (DESCRIBED["embed"], EmbedIn, {"images"}),
+        (DESCRIBED["identify"], IdentifyIn, {"images"}),
+        (DESCRIBED["enroll"], EnrollIn, {"images"}),
+        (DESCRIBED["verify"], VerifyIn, set[str]()),
+        (DESCRIBED["create_key"], KeyIn, set[str]()),
+        (DESCRIBED["create_webhook"], WebhookIn, set[str]()),
         (GalleryOptions, GallerySettingsIn, None),
         (QualityGateOptions, QualityGateIn, None),
         (SubjectChanges, SubjectPatch, None),
@@ -146,37 +138,21 @@ def test_every_option_of_a_request_is_a_parameter(describe: Any, model: Any, els
         assert model.model_fields.keys() - elsewhere <= inspect.signature(describe).parameters.keys()
 
 
-def path_parameters(describe: Callable[..., Any]) -> list[str]:
-    creates = describe in (CALLS.create_gallery, CALLS.create_key, CALLS.put_subject)
-    asked = inspect.signature(describe).parameters
-    elsewhere = {
-        CALLS.jobs: {"gallery"},
-        CALLS.erasures: {"subject"},
-        CALLS.promote_stranger: {"subject", "name"},
-        CALLS.enroll_album_group: {"subject", "name"},
-        CALLS.audit: {"gallery", "subject"},
-        CALLS.create_webhook: {"name"},
-    }.get(describe, set())
-    return [
-        name for name in PATH_PARAMETERS if name in asked and name not in elsewhere and not (creates and name == "name")
-    ]
-
-
 @pytest.mark.parametrize("value", INVALID_IDS)
 def test_an_id_that_would_change_the_path_is_refused(value: str) -> None:
     """Proxies and servers normalize '..' to the gallery, and the request would then erase it."""
     refused = 0
-    for describe in DESCRIBED.values():
-        for name in path_parameters(describe):
-            with pytest.raises(KithClientError) as refusal:
-                made = describe(**(needed(describe) | {name: value}))
-                made.page(None) if isinstance(made, Pages) else made
-            assert (refusal.value.code, refusal.value.status) == ("invalid_request", 0), (describe, name)
-            refused += 1
+    for name, given in arguments():
+        for parameter in given:
+            if given[parameter] == "x" and "MARK" in build(name, given | {parameter: "MARK"}).path:
+                with pytest.raises(KithClientError) as refusal:
+                    build(name, given | {parameter: value})
+                assert (refusal.value.code, refusal.value.status) == ("invalid_request", 0), (name, parameter)
+                refused += 1
     assert refused > 40
 
 
-def test_one_text_is_not_sent_as_its_letters() -> None:
+def test_one_text_is_not_sent_as_its_letters_and_no_number_as_an_embedding() -> None:
     with Kith("http://127.0.0.1:9") as kith:
         wrong: list[tuple[str, Callable[[], object]]] = [
             ("tags", lambda: kith.put_subject("g", "ada", tags="engine")),
@@ -188,64 +164,62 @@ def test_one_text_is_not_sent_as_its_letters() -> None:
         for argument, call in wrong:
             with pytest.raises(KithClientError, match=rf"{argument} is one text.*{argument}=\["):
                 call()
-        with pytest.raises(ValueError, match="embeddings="):
-            kith.identify("g", embeddings=[0.5, 0.5])  # type: ignore[list-item]
+        for vector, said in ((0.5, "embeddings="), ([float("nan"), 1.0], "NaN")):
+            with pytest.raises(ValueError, match=said):
+                kith.identify("g", embeddings=[vector])  # type: ignore[list-item]
 
 
-def test_a_list_or_stream_fails_where_it_is_asked_for() -> None:
+@WITH_BOTH
+def test_a_list_or_stream_fails_where_it_is_asked_for(kind: Kind) -> None:
     asks: list[Callable[[Any], object]] = [
         lambda kith: kith.subjects("..", q="a"),
         lambda kith: kith.subjects("g", q="\ud800"),
         lambda kith: kith.export_gallery(".."),
         lambda kith: kith.events(galleries=["\ud800"]),
     ]
-
-    async def awaited(ask: Callable[[Any], object]) -> None:
-        async with AsyncKith("http://127.0.0.1:9", attempts=1) as kith:
-            ask(kith)
-
-    for ask in asks:
-        with Kith("http://127.0.0.1:9", attempts=1) as kith, pytest.raises(KithClientError, match="invalid_request"):
-            ask(kith)
+    for call in asks:
         with pytest.raises(KithClientError, match="invalid_request"):
-            asyncio.run(awaited(ask))
-    with Kith("http://127.0.0.1:9", attempts=1) as kith, pytest.raises(KithClientError, match="unreachable"):
-        kith.galleries()
+            call(kind("http://127.0.0.1:9", attempts=1))
     refusal = Answer(401, b'{"code": "unauthorized"}')
     with answering(refusal) as script, Kith(script.url) as kith, pytest.raises(KithClientError, match="unauthorized"):
         kith.subjects("g")
 
 
-def test_an_existing_gallery_is_returned_on_request(server: str, kith: Kith, gallery: str) -> None:
-    there = kith.create_gallery(gallery, exist_ok=True, risk={"fpir": 0.5})
+@WITH_BOTH
+def test_an_existing_gallery_is_returned_on_request(kind: Kind, server: str, kith: Kith, gallery: str) -> None:
+    there = ask(kind, server, lambda client: client.create_gallery(gallery, exist_ok=True, risk={"fpir": 0.5}))
     assert there == kith.gallery(gallery)
     with pytest.raises(KithClientError, match="gallery_exists"):
         kith.create_gallery(gallery)
-
-    async def awaited() -> str:
-        async with AsyncKith(server) as client:
-            return (await client.create_gallery(gallery, exist_ok=True)).name
-
-    assert asyncio.run(awaited()) == gallery
-    assert kith.create_gallery(f"{gallery}-new", exist_ok=True).name == f"{gallery}-new"
-    kith.delete_gallery(f"{gallery}-new")
+    assert ask(kind, server, lambda client: client.create_gallery("new", exist_ok=True)).name == "new"
+    kith.delete_gallery("new")
+    assert gallery in ask(kind, server, lambda client: client.gallery_names())
 
 
-def test_all_photo_types_give_the_same_result(kith: Kith, astronaut: NDArray[np.uint8], tmp_path: Path) -> None:
-    file, image = io.BytesIO(), Image.fromarray(astronaut)
-    image.save(file, "PNG")
-    path = tmp_path / "astronaut.png"
-    path.write_bytes(file.getvalue())
+def test_all_types_of_a_photo_have_the_same_pixels(astronaut: NDArray[np.uint8], tmp_path: Path) -> None:
+    def pixels(photo: Any) -> NDArray[np.uint8]:
+        return np.asarray(Image.open(io.BytesIO(encode_photo(photo))))
+
+    image, path = Image.fromarray(astronaut), tmp_path / "astronaut.png"
+    image.save(path)
     turned = Image.fromarray(np.ascontiguousarray(np.rot90(astronaut)))
     turned.getexif()[0x0112] = 6  # orientation of a rotated camera
     with path.open("rb") as opened:
-        given = (path, str(path), file.getvalue(), memoryview(file.getvalue()), opened, image, astronaut, turned)
-        found = [kith.detect(photo).images[0] for photo in given]
-    assert found[0].faces
-    assert all(one == found[0] for one in found)
-    gray = kith.detect(np.asarray(image.convert("L"))).images[0]
-    assert gray == kith.detect(image.convert("L")).images[0]
-    assert len(kith.detect(image.convert("CMYK"), *given[:2]).images) == 3
+        for photo in (
+            path,
+            str(path),
+            path.read_bytes(),
+            memoryview(path.read_bytes()),
+            opened,
+            image,
+            astronaut,
+            turned,
+        ):
+            assert (pixels(photo) == astronaut).all()
+    assert pixels(image.convert("CMYK")).shape == astronaut.shape
+    for gray in (np.asarray(image.convert("L")), np.arange(0, 60_000, 1000, dtype=np.uint16).reshape(6, 10)):
+        assert (pixels(gray) == gray).all()
+        assert (pixels(Image.fromarray(gray)) == gray).all()
 
 
 @pytest.mark.parametrize(
@@ -254,42 +228,11 @@ def test_all_photo_types_give_the_same_result(kith: Kith, astronaut: NDArray[np.
         (3, "int is not a photo"),
         (io.StringIO("text"), "open in text mode"),
         (np.zeros((4, 4, 3), np.float32), r"float32 \(4, 4, 3\) is not a photo"),
-        (np.zeros((4, 4), np.float32), "mode F is not a photo"),
         (np.zeros((4, 4, 7), np.uint8), "is not a photo"),
         ("https://cdn.example.org/ada.jpg", "urls="),
+        *((Image.new(mode, (4, 4)), f"mode {mode} is not a photo: convert it") for mode in ("F", "I", "I;16B", "RGBa")),
     ],
 )
-def test_an_invalid_photo_is_refused_with_the_reason(kith: Kith, photo: Any, said: str) -> None:
+def test_an_invalid_photo_is_refused_with_the_reason(photo: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
-        kith.detect(photo)
-
-
-def test_an_embedding_is_a_list_of_floats_that_can_be_sent_again(
-    kith: Kith, gallery: str, astronaut: NDArray[np.uint8]
-) -> None:
-    seen = kith.embed(astronaut)
-    vector = seen.images[0].faces[0].embedding
-    assert vector is not None
-    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
-    kith.enroll(gallery, "ada", embeddings=[vector], recognizer=seen.recognizer)
-    (found,) = kith.identify(gallery, embeddings=[vector]).results
-    assert (found.subject, found.similarity) == ("ada", 1.0)
-    assert kith.verify((gallery, "ada"), vector).outcome == "same"
-    assert type(seen).model_validate_json(seen.model_dump_json()).images[0].faces[0].embedding == vector
-
-
-def test_a_16_bit_gray_image_keeps_its_values() -> None:
-    gray = np.arange(0, 60_000, 1000, dtype=np.uint16).reshape(6, 10)
-    for photo in (gray, Image.fromarray(gray)):
-        assert (np.asarray(Image.open(io.BytesIO(encode_photo(photo)))) == gray).all()
-
-
-@pytest.mark.parametrize("mode", ["F", "I", "I;16B", "La", "RGBa"])
-def test_an_image_mode_without_a_white_level_is_refused(mode: str) -> None:
-    with pytest.raises(ValueError, match=f"mode {mode} is not a photo: convert it"):
-        encode_photo(Image.new(mode, (4, 4)))
-
-
-def test_an_embedding_with_nan_is_refused() -> None:
-    with Kith("http://127.0.0.1:9") as kith, pytest.raises(ValueError, match="NaN"):
-        kith.identify("g", embeddings=[[float("nan"), 1.0]])
+        encode_photo(photo)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from kith import AsyncKith, Kith, KithClientError, KithUnreachableError, Photo
-from kith.calls import Calls
-from kith.methods import Method
+from kith import AsyncKith, Kith, KithClientError, KithUnreachableError
 from kith.requests import FileStream
-from tests.conftest import jpeg
-from tests.scripted import BROKEN, BUSY, ENROLLED, LIMITED, OK, Answer, answering
+from tests.scripted import OK, WITH_BOTH, Answer, Kind, answering, ask
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
+@WITH_BOTH
 @pytest.mark.parametrize(
     "answer",
     [
@@ -37,25 +33,18 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"
     ],
     ids=str,
 )
-def test_a_response_of_another_program_is_reported_without_its_content(answer: Answer) -> None:
-    async def awaited(url: str) -> None:
-        async with AsyncKith(url) as kith:
-            await kith.health()
-
-    errors = []
-    with answering(answer) as script, Kith(script.url) as kith:
-        for ask in (kith.health, lambda: asyncio.run(awaited(script.url)), lambda: next(kith.events())):
+def test_a_response_of_another_program_is_reported_without_its_content(kind: Kind, answer: Answer) -> None:
+    with answering(answer) as script:
+        for call in (lambda kith: kith.health(), lambda kith: kith.events()):
             with pytest.raises(KithClientError) as raised:
-                ask()
-            errors.append(raised.value)
-        assert len(script.asked) == 3, "not retried, and a stream not followed"
-    for error in errors:
-        assert (error.status, error.code, error.problem["code"]) == (answer.status, "unknown", "unknown")
-        assert "does not look like Kith" in str(error)
-        assert "hunter2" not in str(error)
+                ask(kind, script.url, call)
+            error = raised.value
+            assert (error.status, error.code, error.problem["code"]) == (answer.status, "unknown", "unknown")
+            assert "does not look like Kith" in str(error)
+            assert "hunter2" not in str(error)
+        assert len(script.asked) == 2, "not retried, and a stream not followed"
 
 
-@pytest.mark.parametrize("kind", [Kith, AsyncKith])
 @pytest.mark.parametrize(
     ("url", "key", "code"),
     [
@@ -66,75 +55,59 @@ def test_a_response_of_another_program_is_reported_without_its_content(answer: A
         ("http://ada:hunter2", None, "invalid_address"),
         ("http://127.0.0.1/kith?key=hunter2", None, "invalid_address"),
         ("http://127.0.0.1/kith#hunter2", None, "invalid_address"),
+        (None, None, "invalid_address"),
         ("http://host", "hunter2schl\xfcssel", "invalid_key"),
         ("http://host", "hunter2\nX-Other: 1", "invalid_key"),
     ],
 )
-def test_an_invalid_address_or_key_is_refused_without_showing_it(
-    kind: type[Kith | AsyncKith], url: str, key: str | None, code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_address_or_key_is_refused_without_showing_it(url: str | None, key: str | None, code: str) -> None:
     with pytest.raises(KithClientError) as raised:
-        kind(url, key)
+        Kith(url, key)
     assert raised.value.code == code
     assert "hunter2" not in str(raised.value)
-    monkeypatch.delenv("KITH_URL", raising=False)
-    with pytest.raises(KithClientError, match="KITH_URL"):
-        kind()
-    with Kith("http://ada:hunter2@127.0.0.1:9", attempts=1) as kith, pytest.raises(KithUnreachableError) as unreachable:
+
+
+def test_a_password_in_the_address_is_not_reported() -> None:
+    with Kith("http://ada:hunter2@127.0.0.1:9", attempts=1) as kith, pytest.raises(KithUnreachableError) as raised:
         kith.health()
-    assert "http://127.0.0.1:9" in str(unreachable.value)
-    assert "hunter2" not in str(unreachable.value) + str(unreachable.value.problem)
+    assert "http://127.0.0.1:9" in str(raised.value)
+    assert "hunter2" not in str(raised.value) + str(raised.value.problem)
 
 
-@pytest.mark.parametrize("kind", [Kith, AsyncKith])
-def test_requests_to_the_local_machine_bypass_proxies(
-    kind: type[Kith | AsyncKith], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def asked(client: AsyncKith) -> None:
-        async with client:
-            await client.health()
-
+def test_requests_to_the_local_machine_bypass_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with answering(OK) as proxy, answering(OK) as script:
         for name in PROXIES:
             monkeypatch.setenv(name, proxy.url)
-        client = kind(script.url, "KEY")
-        if isinstance(client, Kith):
-            with client:
-                client.health()
-        else:
-            asyncio.run(asked(client))
-        assert (len(script.asked), proxy.asked) == (1, [])
-        with Kith("http://kith.example", attempts=1) as elsewhere:
-            elsewhere.health()
-        assert proxy.asked[0][1] == "http://kith.example/healthz"
+        for url in (script.url, "http://kith.example"):
+            with Kith(url, attempts=1) as kith:
+                kith.health()
+        assert len(script.asked) == 1
+        assert [path for _, path, _, _ in proxy.asked] == ["http://kith.example/healthz"]
 
 
-@pytest.mark.parametrize("kind", [Kith, AsyncKith])
 @pytest.mark.parametrize(
     ("variable", "value"),
     [("HTTP_PROXY", "hunter2:::"), ("ALL_PROXY", "gopher://hunter2"), ("SSL_CERT_FILE", "/hunter2")],
 )
 def test_an_invalid_environment_is_refused_without_showing_it(
-    kind: type[Kith | AsyncKith], variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in PROXIES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, value)
-    kind("http://127.0.0.1:9")
+    Kith("http://127.0.0.1:9")
     with pytest.raises(KithClientError, match=variable) as raised:
-        kind("https://kith.example")
+        Kith("https://kith.example")
     assert raised.value.code == "invalid_environment"
     assert "hunter2" not in str(raised.value)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"])
 def test_values_without_a_json_form_are_not_sent(value: Any) -> None:
-    with answering(OK) as script, Kith(script.url) as kith:
-        with pytest.raises(KithClientError, match="as JSON") as raised:
-            kith.update_subject("g", "s", metadata={"a": value})
-        assert (raised.value.code, script.asked) == ("invalid_request", [])
+    with Kith("http://127.0.0.1:9") as kith, pytest.raises(KithClientError, match=r"invalid_request.*as JSON"):
+        kith.update_subject("g", "s", metadata={"a": value})
 
 
 @pytest.mark.parametrize(
@@ -150,17 +123,12 @@ def test_values_without_a_json_form_are_not_sent(value: Any) -> None:
 def test_address_and_key_are_read_from_the_environment(
     variables: dict[str, str], key: str | None, sent: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def asked() -> None:
-        async with AsyncKith(api_key=key) as kith:
-            await kith.health()
-
     with answering(OK) as script:
         for name, value in {"KITH_URL": script.url, **variables}.items():
             monkeypatch.setenv(name, value)
         with Kith(api_key=key) as kith:
             kith.health()
-        asyncio.run(asked())
-    assert [headers.get("Authorization") for _, _, headers, _ in script.asked] == [sent, sent]
+    assert [headers.get("Authorization") for _, _, headers, _ in script.asked] == [sent]
 
 
 @pytest.mark.parametrize(
@@ -176,73 +144,47 @@ def test_a_refusal_speaks_of_the_arguments_of_the_client(detail: str, said: str)
     assert error.problem["detail"] == detail
 
 
-def test_enroll_identify_export_and_import(
-    server: str, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], tmp_path: Path
-) -> None:
-    async def work() -> None:
-        async with AsyncKith(server) as kith:
-            await kith.create_gallery("awaited")
-            people: dict[str, Photo] = {"ada": jpeg(astronaut), "tom": actor}
-            await asyncio.gather(*(kith.enroll("awaited", name, photo) for name, photo in people.items()))
-            (found,) = (await kith.identify("awaited", astronaut)).results
-            assert (found.outcome, found.subject) == ("identified", "ada")
-            assert {subject.id async for subject in kith.subjects("awaited")} == {"ada", "tom"}
-            file = tmp_path / "g.ndjson"
-            file.write_bytes(b"".join([piece async for piece in kith.export_gallery("awaited")]))
-            sent: list[int] = []
-            taken = await kith.import_gallery("copy", file, create=True, progress=sent.append)
-            assert (taken.template_count, sum(sent)) == (2, file.stat().st_size)
-            assert {"awaited", "copy"} <= await kith.gallery_names()
-            with pytest.raises(KithClientError, match="gallery_not_found"):
-                await kith.gallery("nothing")
-            for name in ("awaited", "copy"):
-                await kith.delete_gallery(name)
-
-    asyncio.run(work())
+@WITH_BOTH
+def test_a_list_is_read_to_its_last_page(kind: Kind) -> None:
+    item = '{"item": "%s", "outcome": "enrolled", "subject": null, "problem": null, "at": "2026-01-31T12:00:00Z"}'
+    pages = [f'{{"data": [{item % "a"}, {item % "b"}], "next": "c"}}', f'{{"data": [{item % "c"}], "next": null}}']
+    with answering(*(Answer(body=page.encode()) for page in pages)) as script:
+        assert [each.item for each in ask(kind, script.url, lambda kith: kith.job_items("j"))] == ["a", "b", "c"]
+    assert ["cursor=c" in path for _, path, _, _ in script.asked] == [False, True]
 
 
 def test_cancellation_closes_the_connection() -> None:
+    async def work(url: str) -> None:
+        async with AsyncKith(url) as kith:
+            call = asyncio.ensure_future(kith.ready())
+            await asyncio.to_thread(script.arrived.wait, 10)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert await asyncio.to_thread(script.gone.wait, 10)
+            assert (await kith.ready()).status == "ok"
+
     with answering(Answer(late=True), OK) as script:
-
-        async def work() -> None:
-            async with AsyncKith(script.url) as kith:
-                call = asyncio.ensure_future(kith.ready())
-                await asyncio.to_thread(script.arrived.wait, 10)
-                call.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await call
-                assert await asyncio.to_thread(script.gone.wait, 10)
-                assert (await kith.ready()).status == "ok"
-
-        asyncio.run(work())
-    assert len(script.asked) == 2
+        asyncio.run(work(script.url))
 
 
-def test_calls_above_the_connection_limit_wait(server: str) -> None:
-    async def work() -> None:
-        async with AsyncKith(server, connections=4, timeout_s=60) as kith:
-            answers = await asyncio.gather(*(kith.health() for _ in range(300)))
-            assert {answer.status for answer in answers} == {"ok"}
+def test_neither_a_long_answer_nor_a_call_above_the_connection_limit_times_out(tmp_path: Path) -> None:
+    async def work(url: str) -> None:
+        async with AsyncKith(url, connections=1, timeout_s=0.2, attempts=1) as kith:
+            importing = asyncio.ensure_future(kith.import_gallery("g", tmp_path / "file"))
+            await asyncio.to_thread(script.arrived.wait, 10)
+            waiting = asyncio.ensure_future(kith.health())
+            await asyncio.sleep(0.5)
+            assert (len(script.asked), importing.done(), waiting.done()) == (1, False, False)
+            importing.cancel()
+            assert (await waiting).status == "ok"
 
-    asyncio.run(work())
-
-
-def test_the_retry_policy_is_the_same() -> None:
-    with answering(BROKEN, BUSY, LIMITED, ENROLLED, BROKEN) as script:
-
-        async def work() -> None:
-            async with AsyncKith(script.url) as kith:
-                assert (await kith.enroll("g", "ada", b"photo")).subject == "ada"
-                with pytest.raises(KithUnreachableError) as raised:
-                    await kith.roll_back("g")
-                assert raised.value.maybe_done
-
-        asyncio.run(work())
-    assert len(script.asked) == 5
+    (tmp_path / "file").touch()
+    with answering(Answer(late=True), OK) as script:
+        asyncio.run(work(script.url))
 
 
-def test_no_call_reads_a_photo_or_a_file_in_the_event_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every call is tried, so that a new one that takes a photo cannot be forgotten."""
+def test_no_photo_or_file_is_read_in_the_event_loop(tmp_path: Path) -> None:
     threads: list[int] = []
 
     class Opened:
@@ -250,39 +192,22 @@ def test_no_call_reads_a_photo_or_a_file_in_the_event_loop(monkeypatch: pytest.M
             threads.append(threading.get_ident())
             return b"photo"
 
-    class Stream(FileStream):
-        def __init__(self, *arguments: Any) -> None:
+    class Archive(FileStream):
+        def __iter__(self) -> Iterator[bytes]:
             threads.append(threading.get_ident())
-            super().__init__(*arguments)
+            yield from super().__iter__()
 
-    monkeypatch.setattr("kith.calls.FileStream", Stream)
     (tmp_path / "file").write_bytes(b"content")
-    samples = {"archive": tmp_path / "file", "file": tmp_path / "file", "scopes": ["read"]}
-
-    def arguments(describe: Any) -> tuple[list[Any], bool]:
-        """Return sample arguments, and whether one is a photo or a file."""
-        values, reads = [], False
-        for each in list(inspect.signature(describe).parameters.values())[1:]:
-            photo = any(kind in str(each.annotation) for kind in ("Photo", "Side"))
-            needed = each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
-            if photo or needed:
-                values.append(Opened() if photo else samples.get(each.name, "x"))
-                reads = reads or photo or each.name in ("archive", "file")
-        return values, reads
-
-    async def work(url: str) -> set[str]:
-        reading = set()
-        async with AsyncKith(url, attempts=1) as kith:
-            for name, method in vars(Calls).items():
-                if not isinstance(method, Method) or not (given := arguments(method.describe))[1]:
-                    continue
-                threads.clear()
-                with pytest.raises(KithClientError):
-                    await getattr(kith, name)(*given[0])
-                assert threads and threading.get_ident() not in threads, name
-                reading.add(name)
-        return reading
-
+    archive = Archive(tmp_path / "file")
+    calls = (
+        lambda kith: kith.detect(Opened()),
+        lambda kith: kith.verify([0.5], Opened()),
+        lambda kith: kith.add_decoy("g", "ada", Opened()),
+        lambda kith: kith.enroll_archive("g", archive),
+    )
     with answering(Answer(400, b'{"code": "invalid_request"}')) as script:
-        reading = asyncio.run(work(script.url))
-    assert reading >= {"detect", "embed", "verify", "enroll", "identify", "add_decoy", "import_gallery", "create_album"}
+        for number, call in enumerate(calls, 1):
+            with pytest.raises(KithClientError, match="invalid_request"):
+                ask(AsyncKith, script.url, call)
+            assert len(threads) == number
+    assert threading.get_ident() not in threads
