@@ -5,7 +5,7 @@ and responses.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kith.calls import Side
@@ -28,24 +28,11 @@ __all__ = [
     "Url",
     "Vector",
 ]
-MODULES: Final = {
-    "Side": "calls",
-    "AsyncKith": "client",
-    "Kith": "client",
-    "KithClientError": "errors",
-    "KithUnreachableError": "errors",
-    "Risk": "options",
-    "Photo": "photos",
-    "Url": "photos",
-    "Vector": "photos",
-    "Archive": "requests",
-    "FileStream": "requests",
-}
-"""Module of each public name."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on demand: the server, which imports the models only, starts a tenth of a second earlier."""
-    if name not in MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
+    modules = (import_module(f"{__name__}.{module}") for module in ("calls", "client", "errors"))
+    return next(getattr(module, name) for module in modules if hasattr(module, name))

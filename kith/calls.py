@@ -167,10 +167,9 @@ class Calls:
 
         ``cursor`` is ``next`` of the previous page."""
 
-    @each
+    @pages("/v1/galleries/{name}/hygiene", limit=PAGE_ITEMS)
     def findings(self, name: str) -> Pages[FindingOut]:
         """List all findings of :func:`hygiene`, the most important first."""
-        return list_call(HygieneOut, f"{_path(name)}/hygiene", {"limit": PAGE_ITEMS})
 
     @call("GET", "/v1/galleries/{gallery}/risk")
     def risk(self, gallery: str, *fpir: float) -> Call[GalleryRiskOut]:
@@ -382,11 +381,9 @@ class Calls:
     def templates(self, gallery: str, subject: str) -> Pages[TemplateOut]:
         """List the templates of a subject, oldest first."""
 
-    @one
+    @call("PATCH", "/v1/galleries/{gallery}/subjects/{subject}/templates/{template}", repeatable=False, to="subject")
     def move_template(self, gallery: str, subject: str, template: str, to: str) -> Call[Page[TemplateOut]]:
         """Move a template to the subject ``to``. Return the first page of that subject's templates."""
-        path = f"{_path(gallery, subject)}/templates/{path_segment(template)}"
-        return json_call(Page[TemplateOut], "PATCH", path, repeatable=False, json={"subject": to})
 
     @photo_call("/v1/galleries/{gallery}/subjects/{subject}/decoys")
     def add_decoy(
@@ -463,11 +460,9 @@ class Calls:
     def jobs(self, gallery: str | None = None, states: Iterable[JobState] = ()) -> Pages[JobOut]:
         """List jobs, latest first, optionally of one gallery and in some states."""
 
-    @each
+    @pages("/v1/jobs/{job}/items", limit=PAGE_ITEMS)
     def job_items(self, job: str, failed: bool = False) -> Pages[JobItemOut]:
         """List the finished items of a job, or only the failed ones."""
-        params = {"failed": failed, "limit": PAGE_ITEMS}
-        return list_call(Page[JobItemOut], f"/v1/jobs/{path_segment(job)}/items", params)
 
     @call("POST", "/v1/jobs/{job}/cancel")
     def cancel_job(self, job: str) -> Call[JobOut]:

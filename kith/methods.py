@@ -84,14 +84,16 @@ def one(describe: Callable[Concatenate[Any, P], Call[Result]]) -> Method[P, Resu
 
 
 def call(
-    method: str, path: str, repeatable: bool = True, in_query: bool = False
+    method: str, path: str, repeatable: bool = True, in_query: bool = False, **names: str
 ) -> Callable[[Callable[Concatenate[Any, P], Call[Result]]], Method[P, Result, Coroutine[Any, Any, Result]]]:
     """Send the call that a signature describes by itself, and return its parsed response.
 
     Parameters that ``path`` names are parts of it. The others are fields of the JSON body, or of the query of a GET or
-    ``in_query``; None leaves one out. The response is parsed as what the signature returns."""
+    ``in_query``, which may have other ``names``; None leaves one out. The response is parsed as what the signature
+    returns."""
 
     def build(result: Any, place: str, fields: dict[str, Any]) -> Call[Any]:
+        fields = {names.get(name, name): value for name, value in fields.items()}
         query = in_query or method == "GET"
         arguments = {"params": fields} if query else {"json": to_jsonable_python(fields)} if fields else {}
         return Call(method, place, _parser(result), arguments, repeatable=repeatable)
@@ -118,13 +120,13 @@ def photo_call(
 
 
 def pages(
-    path: str, **names: str
+    path: str, limit: int | None = None, **names: str
 ) -> Callable[[Callable[Concatenate[Any, P], Pages[Result]]], Method[P, Iterator[Result], AsyncIterator[Result]]]:
-    """Iterate over the items of the list at ``path``. Parameters are those of :func:`call`, or have other ``names``
-    in the query."""
+    """Iterate over the items of the list at ``path``, ``limit`` of them a request. Parameters are those of ``call``."""
 
     def build(item: Any, place: str, fields: dict[str, Any]) -> Pages[Any]:
-        return list_call(Page[item], place, {names.get(name, name): value for name, value in fields.items()})
+        query = {names.get(name, name): value for name, value in fields.items()} | drop_none(limit=limit)
+        return list_call(Page[item], place, query)
 
     return lambda describe: each(_described(describe, path, build))
 

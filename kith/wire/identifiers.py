@@ -17,9 +17,9 @@ CONTROL_CHARACTERS: Final = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-
 Unicode categories Cc, Zl and Zp, and the bidirectional embeddings, overrides and isolates. Joiners and combining marks
 are not included, because names need them."""
 MAX_ID_LENGTH: Final = 128
-MAX_COMBINING_MARKS: Final = 30
 MAX_DEPTH: Final = 100
 """Depth of a value of metadata. Some JSON writers stop at 250."""
+MAX_COMBINING_MARKS: Final = 30
 """Maximum run of combining marks, as in the Stream-Safe Text Format (UAX 15). Normalization is quadratic in it."""
 _NONCHARACTERS: Final = r"\ufdd0-\ufdef" + "".join(f"\\U{plane:04x}fffe\\U{plane:04x}ffff" for plane in range(17))
 _FORBIDDEN: Final = rf"{CONTROL_CHARACTERS}\ud800-\udfff{_NONCHARACTERS}"
