@@ -4,20 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
-Side = int | str | None
+Sides = Sequence[int | str | None] | None
+"""Declared shape; None declares none."""
+
+
+def network(path: Path, inputs: Sequence[str], outputs: Sequence[str], *nodes: str, **constants: Any) -> Path:
+    """Write a network of nodes in ONNX's text form, with these constants."""
+    graph = f"network ({', '.join(inputs)}) => ({', '.join(outputs)}) {{ {' '.join(nodes)} }}"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {graph}')
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items())
+    onnx.save(model, path)
+    return path
+
+
+def value(name: str, sides: Sides, dtype: int = TensorProto.FLOAT) -> str:
+    """Return the declaration of an input or output."""
+    shape = ", ".join("?" if side is None else str(side) for side in sides or ())
+    return f"{TensorProto.DataType.Name(dtype).lower()}[{shape}] {name}"
 
 
 def color_network(
     path: Path,
-    image: Sequence[Side] | None = ("batch", 3, 112, 112),
+    image: Sides = ("batch", 3, 112, 112),
     numbers: int = 64,
     *,
-    declared: Sequence[Side] | None = ("batch", 64),
+    declared: Sides = ("batch", 64),
     outputs: int = 1,
     further_inputs: int = 0,
     dtype: int = TensorProto.FLOAT,
@@ -27,7 +44,7 @@ def color_network(
     """Write a network that multiplies the mean color of each image with a random matrix (3, ``numbers``).
 
     Args:
-        image: declared sides of the input; None declares no shape.
+        image: declared sides of the input.
         declared: declared sides of each output.
         outputs: number of equal outputs.
         further_inputs: number of further inputs, which the network ignores.
@@ -36,46 +53,31 @@ def color_network(
         factor: multiplied with the outputs; infinite factors give infinite and undefined outputs.
     """
     inner = dtype if dtype in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE) else TensorProto.FLOAT
-    element = helper.tensor_dtype_to_np_dtype(inner)
     channels = image[1] if image and axes == (2, 3) and isinstance(image[1], int) else 3
     weights = np.random.default_rng(numbers).normal(size=(channels, numbers)) * factor
-    nodes = [
-        helper.make_node("Cast", ["images"], ["pixels"], to=inner),
-        helper.make_node("ReduceMean", ["pixels", "axes"], ["color"], keepdims=0, noop_with_empty_axes=1),
-        *(helper.make_node("MatMul", ["color", "weights"], [f"y{number}"]) for number in range(outputs)),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "color",
-        [
-            helper.make_tensor_value_info("images", dtype, image),
-            *(helper.make_tensor_value_info(f"x{number}", TensorProto.FLOAT, [1]) for number in range(further_inputs)),
-        ],
-        [helper.make_tensor_value_info(f"y{number}", inner, declared) for number in range(outputs)],
-        initializer=[
-            numpy_helper.from_array(np.array(axes, np.int64), "axes"),
-            numpy_helper.from_array(weights.astype(element), "weights"),
-        ],
+    return network(
+        path,
+        [value("images", image, dtype), *(value(f"x{number}", [1]) for number in range(further_inputs))],
+        [value(f"y{number}", declared, inner) for number in range(outputs)],
+        f"pixels = Cast<to = {inner}> (images)",
+        "color = ReduceMean<keepdims = 0, noop_with_empty_axes = 1> (pixels, axes)",
+        *(f"y{number} = MatMul (color, weights)" for number in range(outputs)),
+        axes=np.array(axes, np.int64),
+        weights=weights.astype(helper.tensor_dtype_to_np_dtype(inner)),
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), path)
-    return path
 
 
 def flat_network(path: Path) -> Path:
     """Write a network of 2x2 images with two equal outputs of all numbers, without a batch axis."""
-    nodes = [helper.make_node("Reshape", ["x", "shape"], [name]) for name in "ab"]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [12, 1]) for name in "ab"]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2, 2])]
-    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [-1, 1])
-    graph = helper.make_graph(nodes, "flat", inputs, outputs, [shape])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
-    return path
+    outputs = [value(name, [12, 1]) for name in "ab"]
+    nodes = [f"{name} = Reshape (x, shape)" for name in "ab"]
+    return network(path, [value("x", [1, 3, 2, 2])], outputs, *nodes, shape=[-1, 1])
 
 
 def scrfd_network(
     path: Path,
-    height: Side = "height",
-    width: Side = "width",
+    height: int | str = "height",
+    width: int | str = "width",
     *,
     dtype: int = TensorProto.FLOAT,
     anchors: int = 2,
@@ -97,27 +99,32 @@ def scrfd_network(
     for kind, numbers in zip(("score", "box", "points"), columns, strict=True):
         for stride in (8, 16, 32):
             name = f"{kind}_{stride}"
-            constants[f"w_{name}"] = rng.normal(size=(anchors * numbers, 3, 1, 1), scale=0.1).astype(element)
+            weights = rng.normal(size=(anchors * numbers, 3, 1, 1), scale=0.1)
+            fixed = (height // stride, width // stride) if isinstance(height, int) and isinstance(width, int) else ()
+            constants[f"w_{name}"] = weights.astype(element)
             constants[f"s_{name}"] = np.array([0, -1, numbers], np.int64)
+            constants[f"g_{name}"] = np.zeros((1, 1, *fixed) if grid else (1, 1, 1, 1), element)
             nodes += [
-                helper.make_node("AveragePool", ["x"], [f"p_{name}"], kernel_shape=[stride] * 2, strides=[stride] * 2),
-                helper.make_node("Conv", [f"p_{name}", f"w_{name}"], [f"c_{name}"]),
+                f"p_{name} = AveragePool<kernel_shape = [{stride}, {stride}], strides = [{stride}, {stride}]> (x)",
+                f"c_{name} = Conv (p_{name}, w_{name})",
+                f"d_{name} = Add (c_{name}, g_{name})",
+                f"t_{name} = Transpose<perm = [0, 2, 3, 1]> (d_{name})",
+                f"r_{name} = Reshape (t_{name}, s_{name})",
+                f"{name} = Add (r_{name}, bias)",
             ]
-            if grid and isinstance(height, int) and isinstance(width, int):
-                constants[f"g_{name}"] = np.zeros((1, 1, height // stride, width // stride), element)
-                nodes.append(helper.make_node("Add", [f"c_{name}", f"g_{name}"], [f"d_{name}"]))
-            nodes += [
-                helper.make_node("Transpose", [f"{'d' if grid else 'c'}_{name}"], [f"t_{name}"], perm=[0, 2, 3, 1]),
-                helper.make_node("Reshape", [f"t_{name}", f"s_{name}"], [f"r_{name}"]),
-                helper.make_node("Add", [f"r_{name}", "bias"], [name]),
-            ]
-            outputs.append(helper.make_tensor_value_info(name, dtype, ["batch", f"rows_{name}", numbers]))
-    graph = helper.make_graph(
-        nodes,
-        "scrfd",
-        [helper.make_tensor_value_info("x", dtype, ["batch", 3, height, width])],
-        outputs,
-        initializer=[numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), path)
-    return path
+            outputs.append(value(name, ["batch", f"rows_{name}", numbers], dtype))
+    return network(path, [value("x", ["batch", 3, height, width], dtype)], outputs, *nodes, **constants)
+
+
+def warmth(path: Path, batch: int | str = "batch", classes: bool = False, side: int = 80) -> Path:
+    """Network that classifies reddish faces as live and bluish ones as pictures. Returns (n,) probabilities, or
+    logits of (picture, live).
+    """
+    weights = np.array([[0, 20], [0, 0], [0, -20]] if classes else [[20], [0], [-20]], np.float32)
+    nodes = ["color = ReduceMean<keepdims = 0> (x, axes)", "logits = MatMul (color, weights)"]
+    output = value("logits", [batch, 2])
+    if not classes:
+        nodes += ["both = Sigmoid (logits)", "y = Reshape (both, flat)"]
+        output = value("y", [batch])
+    images = [value("x", [batch, 3, side, side])]
+    return network(path, images, [output], *nodes, axes=[2, 3], weights=weights, flat=[-1])

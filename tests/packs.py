@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -17,6 +17,7 @@ from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import INT8_FILE, MANIFEST_FILE, ModelPack
 from models.pack.writing import replace_calibration
 from models.runtime.network import network_sha256
+from tests.networks import warmth
 
 BUNDLED_DIMENSION: Final = load_pack(BUNDLED_PACK).recognition.dimension
 """Dimension of the bundled recognizer's embeddings."""
@@ -38,60 +39,22 @@ def pack_with_int8(directory: Path) -> Path:
 def pack_in_openvinos_format(directory: Path) -> Path:
     """Copy the bundled pack into a new directory, with its recognizer in OpenVINO's format, without a calibration."""
     shutil.copytree(BUNDLED_PACK, directory)
-    core = openvino.Core()
     recognizer = directory / "recognizer.xml"
-    openvino.save_model(core.read_model(directory / "recognizer.onnx"), recognizer, compress_to_fp16=False)
+    model = openvino.Core().read_model(directory / "recognizer.onnx")
+    openvino.save_model(model, recognizer, compress_to_fp16=False)
     (directory / "recognizer.onnx").unlink()
     document = json.loads((directory / MANIFEST_FILE).read_text())
-    document["tasks"]["recognition"] |= {"file": recognizer.name, "sha256": network_sha256(recognizer)}
     del document["calibration"]
-    (directory / MANIFEST_FILE).write_text(json.dumps(document))
+    _write(directory, document, "recognition", file=recognizer.name, sha256=network_sha256(recognizer))
     return directory
-
-
-def warmth(path: Path, batch: int | str = "batch", classes: bool = False, side: int = 80) -> Path:
-    """Network that classifies reddish faces as live and bluish ones as pictures. Returns (n,) probabilities, or
-    logits of (picture, live).
-    """
-    weights = np.array([[0, 20], [0, 0], [0, -20]] if classes else [[20], [0], [-20]], np.float32)
-    nodes = [
-        helper.make_node("ReduceMean", ["x", "axes"], ["color"], keepdims=0),
-        helper.make_node("MatMul", ["color", "weights"], ["logits"]),
-    ]
-    if not classes:
-        nodes += [
-            helper.make_node("Sigmoid", ["logits"], ["both"]),
-            helper.make_node("Reshape", ["both", "flat"], ["y"]),
-        ]
-    graph = helper.make_graph(
-        nodes,
-        "warmth",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [batch, 3, side, side])],
-        [
-            helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, [batch, 2])
-            if classes
-            else helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [batch])
-        ],
-        initializer=[
-            numpy_helper.from_array(np.array([2, 3], np.int64), "axes"),
-            numpy_helper.from_array(weights, "weights"),
-            numpy_helper.from_array(np.array([-1], np.int64), "flat"),
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    onnx.checker.check_model(model)
-    onnx.save(model, path)
-    return path
 
 
 def judging_pack(folder: Path, batch: int | str = "batch", **task: object) -> ModelPack:
     """Copy of the bundled pack with the liveness model of ``warmth``."""
     directory = Path(shutil.copytree(BUNDLED_PACK, folder / "judging"))
     path = warmth(directory / "liveness.onnx", batch)
-    manifest = json.loads((directory / MANIFEST_FILE).read_text())
-    manifest["tasks"]["liveness"] = {"file": path.name, "sha256": sha256_of(path)} | task
-    manifest |= {"model_id": "judging"}
-    (directory / MANIFEST_FILE).write_text(json.dumps(manifest))
+    document = json.loads((directory / MANIFEST_FILE).read_text()) | {"model_id": "judging"}
+    _write(directory, document, "liveness", **{"file": path.name, "sha256": sha256_of(path)} | task)
     pack = load_pack(directory)
     pack.verify()
     return pack
@@ -105,23 +68,25 @@ def projected_pack(folder: Path, name: str = "projected", dimension: int = PROJE
     directory = Path(shutil.copytree(BUNDLED_PACK, folder / name))
     path = directory / source.recognition.path.name
     model = onnx.load(path)
-    (output,) = model.graph.output
+    output = model.graph.output[0]
     turned, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(source.recognition.dimension,) * 2))
     matrix = np.ascontiguousarray(turned[:, :dimension], np.float32)
     model.graph.initializer.append(numpy_helper.from_array(matrix, "projection"))
     model.graph.node.append(helper.make_node("MatMul", [output.name, "projection"], ["projected"]))
-    batch = output.type.tensor_type.shape.dim[0].dim_param or "batch"
-    del model.graph.output[:]
-    model.graph.output.append(helper.make_tensor_value_info("projected", onnx.TensorProto.FLOAT, [batch, dimension]))
-    onnx.checker.check_model(model)
+    output.name = "projected"
+    output.type.tensor_type.shape.dim[1].dim_value = dimension
     onnx.save(model, path)
-    manifest = json.loads((directory / MANIFEST_FILE).read_text())
-    manifest |= {"model_id": name, "display_name": name}
-    manifest["tasks"]["recognition"] |= {"sha256": sha256_of(path), "embedding_dimension": dimension}
-    (directory / MANIFEST_FILE).write_text(json.dumps(manifest))
-    pack = load_pack(directory)
+    document = json.loads((directory / MANIFEST_FILE).read_text()) | {"model_id": name, "display_name": name}
+    _write(directory, document, "recognition", sha256=sha256_of(path), embedding_dimension=dimension)
     assert source.calibration is not None
-    replace_calibration(pack, {**source.calibration, "recognizer": pack.recognition.fingerprint()})
+    fingerprint = load_pack(directory).recognition.fingerprint()
+    replace_calibration(load_pack(directory), {**source.calibration, "recognizer": fingerprint})
     pack = load_pack(directory)
     pack.verify()
     return pack
+
+
+def _write(directory: Path, manifest: dict[str, Any], task: str, **changes: object) -> None:
+    """Write a manifest with changes of a task."""
+    manifest["tasks"][task] = manifest["tasks"].get(task, {}) | changes
+    (directory / MANIFEST_FILE).write_text(json.dumps(manifest))

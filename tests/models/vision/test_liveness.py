@@ -22,7 +22,8 @@ from models.vision.alignment import Alignment, align, similarity_transforms
 from models.vision.detection import Detector
 from models.vision.liveness import LivenessClassifier, LivenessResult, cut_crops, outside_shares
 from models.vision.specs import BoxCrops, LivenessSpec
-from tests.packs import judging_pack, warmth
+from tests.networks import warmth
+from tests.packs import judging_pack
 
 Photo = NDArray[np.uint8]
 

@@ -22,8 +22,7 @@ from models.vision.alignment import STANDARD_ALIGNMENT, standard_alignment
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
 from models.vision.specs import DetectionSpec, LivenessSpec, Normalization, RecognitionSpec
-from tests.networks import color_network, scrfd_network
-from tests.packs import warmth
+from tests.networks import color_network, scrfd_network, warmth
 
 pytest.importorskip("openvino")
 Write = Callable[[Path], Path]
