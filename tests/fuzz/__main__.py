@@ -1,9 +1,9 @@
 """Fuzzing with libFuzzer, on Linux only.
 
-``python -m tests.fuzz TARGET ...`` runs one target, or ``all`` in turn, with libFuzzer options. ``python -m
+``python -m tests.fuzz TARGET ... CORPUS`` runs one target, or ``all`` in turn, with libFuzzer options. ``python -m
 tests.fuzz --minutes 10`` runs each target from the stored corpus (the folder fuzz-corpus).
 
-Exits with 1 at the first finding. Its bytes are in fuzz-findings; add them as a test case (docs/faults.md).
+Exits with 1 at the first finding. Its bytes are in fuzz-findings; add them to the target's seeds (docs/faults.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ READERS = [
     "service.inference.images",
 ]
 with atheris.instrument_imports(include=READERS):
-    from tests.fuzz.targets import ALL, TARGETS, Target
+    from tests.fuzz.targets import TARGETS, Target
 
 CORPUS = Path("fuzz-corpus")
 FINDINGS = Path("fuzz-findings")
@@ -37,26 +37,22 @@ LONGEST = 20_000
 
 
 def fuzz(name: str, options: list[str]) -> None:
-    """Run until an option stops it, then exit the process."""
-    target: Target = ALL if name == "all" else TARGETS[name]
+    """Run until an option stops it, then exit the process. The last option is the folder of the corpus."""
+    target: Target = TARGETS[name]
+    folder = Path(options[-1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed in target.seeds():
+        (folder / hashlib.sha256(seed).hexdigest()[:16]).write_bytes(seed)
     atheris.Setup([sys.argv[0], *options], target.run)
     atheris.Fuzz()
 
 
-def seeds(name: str, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for seed in TARGETS[name].seeds():
-        (folder / hashlib.sha256(seed).hexdigest()[:16]).write_bytes(seed)
-    return folder
-
-
 def campaign(minutes: float) -> int:
     FINDINGS.mkdir(exist_ok=True)
-    seconds = max(1, int(60 * minutes / len(TARGETS)))
-    for name in TARGETS:
-        folder = seeds(name, CORPUS / name)
+    seconds = max(1, int(60 * minutes / (len(TARGETS) - 1)))
+    for name in [name for name in TARGETS if name != "all"]:
         options = [f"-max_total_time={seconds}", f"-max_len={LONGEST}", "-timeout=10", "-rss_limit_mb=3000"]
-        options += ["-print_final_stats=1", f"-artifact_prefix={FINDINGS}/{name}-", str(folder)]
+        options += ["-print_final_stats=1", f"-artifact_prefix={FINDINGS}/{name}-", str(CORPUS / name)]
         ended = subprocess.run([sys.executable, "-m", "tests.fuzz", name, *options])
         if ended.returncode:
             return 1
