@@ -11,8 +11,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from configparser import ConfigParser
-from copy import deepcopy
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def compose(name: str) -> Document:
 
 
 def manifests(folder: str) -> list[Document]:
-    """Combine the manifests like kustomize, for the few features that the files use."""
+    """Combine the manifests like kustomize, for the few features that the files use: patches add (RFC 6902)."""
     here = DOCKER / "kubernetes" / folder
     kustomization = yaml.safe_load((here / "kustomization.yaml").read_text())
     found: list[Document] = []
@@ -54,26 +54,23 @@ def manifests(folder: str) -> list[Document]:
         place = (here / resource).resolve()
         found += manifests(place.name) if place.is_dir() else yaml.safe_load_all(place.read_text())
     for patch in kustomization.get("patches", []):
-        (patched,) = [each for each in found if each["kind"] == patch["target"]["kind"]]
         for operation in yaml.safe_load((here / patch["path"]).read_text()):
-            add(patched, operation)
-    return deepcopy(found)
+            target: Any
+            (target,) = [each for each in found if each["kind"] == patch["target"]["kind"]]
+            *way, last = [part.replace("~1", "/") for part in operation["path"].split("/")[1:]]
+            for part in way:
+                target = target[int(part) if isinstance(target, list) else part]
+            assert operation["op"] == "add"
+            if last == "-":
+                target.append(operation["value"])
+            else:
+                target[last] = operation["value"]
+    return found
 
 
-def add(document: Any, operation: Document) -> None:
-    """Apply the supported part of RFC 6902: add to an object, or to the end of an array."""
-    assert operation["op"] == "add"
-    *way, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
-    for part in way:
-        document = document[int(part) if isinstance(document, list) else part]
-    if last == "-":
-        document.append(operation["value"])
-    else:
-        document[last] = operation["value"]
-
-
-def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=100)
+def run(*command: str, cwd: Path = ROOT, given: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | given
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, timeout=100)
 
 
 def test_files_are_well_written() -> None:
@@ -120,24 +117,22 @@ def test_compose_needs_the_secrets_to_start_and_for_no_other_command(name: str, 
     asked = re.findall(r"(?<!\$)\$\{(\w+)([^}]*)\}", (DOCKER / name).read_text())
     assert {otherwise for _, otherwise in asked} == {":-"}
     services = compose(name)["services"]
-    secrets = {secret for secret, _ in asked}
+    secrets = dict.fromkeys([secret for secret, _ in asked], GIVEN)
     assert services["key"]["environment"] == {secret: f"${{{secret}:-}}" for secret in secrets}
     for service, is_set in services.items():
-        if service != "key" and secrets & set(re.findall(r"\$\{(\w+)", str(is_set.get("environment")))):
+        if service != "key" and secrets.keys() & set(re.findall(r"\$\{(\w+)", str(is_set.get("environment")))):
             waits_for = set(is_set["depends_on"])
-            waits_for |= {first for each in waits_for for first in services[each].get("depends_on", ())}
-            assert "key" in waits_for, service
+            assert "key" in waits_for.union(*(services[each].get("depends_on", ()) for each in waits_for)), service
     shell, option, script = services["key"]["command"]
     script = script.replace("$$", "$").replace("/keys/", f"{tmp_path}/")
-    given = dict.fromkeys(secrets, GIVEN)
     for secret in secrets:
-        done = run(shell, option, script, **{**given, secret: ""})
+        done = run(shell, option, script, given={**secrets, secret: ""})
         assert done.returncode != 0
         assert f"{secret}: is not set: see docs/deployment.md" in done.stderr
-        assert not (tmp_path / "master.key").exists()
+    assert not (tmp_path / "master.key").exists()
     keys = set()
     for _ in range(2):
-        assert run(shell, option, script, **given).returncode == 0
+        assert run(shell, option, script, given=secrets).returncode == 0
         keys.add((tmp_path / "master.key").read_bytes())
     assert len(keys) == 1
 
@@ -153,12 +148,10 @@ systemctl() { :; }
 
 
 def test_commands_with_keys_keep_them_from_git_from_others_and_when_repeated(tmp_path: Path) -> None:
-    ignored = (ROOT / ".gitignore").read_text().split()
-    assert {".env", "master.key"} <= set(ignored)
+    assert {".env", "master.key"} <= set((ROOT / ".gitignore").read_text().split())
     told = "".join((ROOT / name).read_text() for name in ("README.md", "docs/deployment.md"))
-    blocks = [
-        each for each in re.findall(r"```sh\n(.*?)```", told, re.DOTALL) if re.search(r">\S*(\.env|\.key)\b", each)
-    ]
+    writing = re.compile(r">\S*(\.env|\.key)\b")
+    blocks = [each for each in re.findall(r"```sh\n(.*?)```", told, re.DOTALL) if writing.search(each)]
     assert len(blocks) >= 4
     (given := tmp_path / "given").write_text(GIVEN)
     for number, block in enumerate(blocks):
@@ -169,17 +162,12 @@ def test_commands_with_keys_keep_them_from_git_from_others_and_when_repeated(tmp
         block = re.sub(r"<(master\.key|kith\.backup)", f"<{given}", block)
         kept = []
         for _ in range(2):
-            done = subprocess.run(
-                ["bash", "-euc", PROGRAMS + block], cwd=here, capture_output=True, text=True, timeout=60
-            )
+            done = run("bash", "-euc", PROGRAMS + block, cwd=here)
             assert done.returncode == 0, block + done.stderr
-            files = [path for path in here.rglob("*") if path.is_file()]
-            assert files
-            assert {path.stat().st_mode & 0o777 for path in files} == {0o600}, block
-            assert all(path.suffix in (".key", ".backup") or path.name.endswith(".env") for path in files)
-            kept.append({path: path.read_bytes() for path in files})
-        assert kept[0] == kept[1], block
-        assert all(kept[0].values())
+            kept.append({path: path.read_bytes() for path in here.rglob("*") if path.is_file()})
+        assert kept[0] == kept[1] and all(kept[0].values()), block
+        assert {path.stat().st_mode & 0o777 for path in kept[0]} == {0o600}, block
+        assert all(path.suffix in (".key", ".backup") or path.name.endswith(".env") for path in kept[0])
 
 
 def accepted(environment: dict[str, Any]) -> None:
@@ -236,44 +224,34 @@ def test_the_proxy_is_read_and_its_errors_are_like_the_services() -> None:
     if (program := shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")) is None:
         pytest.skip("HAProxy is not installed (Debian: apt-get install haproxy)")
     places = {"KITH_LISTEN": "127.0.0.1:1", "KITH_NODE_1": "127.0.0.1:2", "KITH_NODE_2": "127.0.0.1:3"}
-    done = run(program, "-c", "-f", str(DOCKER / "haproxy.cfg"), "-dW", **places)
+    done = run(program, "-c", "-f", str(DOCKER / "haproxy.cfg"), "-dW", given=places)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["kith.service", "kith-backup.service", "kith-backup.timer"])
-def test_systemd_starts_it_with_settings_that_exist(name: str) -> None:
-    text = (DOCKER / name).read_text()
-    assert set(re.findall(r"\bKITH_\w+", text)) <= SETTINGS
+def test_systemd_runs_all_with_one_user_and_with_settings_that_exist() -> None:
+    places = [DOCKER / name for name in ("kith.service", "kith-backup.service", "kith-backup.timer")]
+    assert set(re.findall(r"\bKITH_\w+", "".join(place.read_text() for place in places))) <= SETTINGS
     if shutil.which("systemd-analyze") is not None:
-        done = run("systemd-analyze", "verify", str(DOCKER / name))
-        said = [line for line in done.stderr.splitlines() if "is not executable" not in line]
-        assert said == [], "the program is not there yet; all else is to be right"
-
-
-def test_what_runs_beside_the_service_has_its_user_settings_and_bounds() -> None:
-    service, backup = (unit(name)["Service"] for name in ("kith.service", "kith-backup.service"))
+        said = run("systemd-analyze", "verify", *map(str, places)).stderr.splitlines()
+        assert [line for line in said if "is not executable" not in line] == [], "the program is not there yet"
+    service, backup = map(directives, places[:2])
     own = {"ExecStart", "Type", "Restart", "TimeoutStopSec"}
-    assert {key: value for key, value in backup.items() if key not in own} == {
-        key: value for key, value in service.items() if key not in own
-    }
+    assert {pair for pair in service.items() ^ backup.items() if pair[0] not in own} == set()
     page = (ROOT / "docs" / "deployment.md").read_text()
     recipe = page[page.index("kith_here() {") : page.index("kith_here keys create")]
     given = dict(re.findall(r"--property=(\w+)=(\S+)", recipe))
     assert {"DynamicUser", "User", "StateDirectory", "EnvironmentFile", "LoadCredential"} <= given.keys()
     assert given.items() <= service.items()
-    known = dict(pair.split("=") for pair in service["Environment"].split())
-    said = dict(re.findall(r"--setenv=(\w+)=(\S+)", recipe))
-    assert said == {
-        "KITH_DATA_DIR": known["KITH_DATA_DIR"],
-        "KITH_MASTER_KEY_FILE": known["KITH_MASTER_KEY_FILE"].replace("%d", "/run/credentials/kith-command.service"),
-    }
+    variables = service["Environment"].replace("%d", "/run/credentials/kith-command.service")
+    assert sorted(re.findall(r"--setenv=(\S+)", recipe)) == sorted(variables.split())
 
 
-def unit(name: str) -> ConfigParser:
+def directives(place: Path) -> dict[str, str]:
+    """Return the section Service of a unit."""
     parser = ConfigParser(interpolation=None, strict=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read_string((DOCKER / name).read_text())
-    return parser
+    parser.read(place)
+    return dict(parser["Service"])
 
 
 def test_the_image_has_every_package_that_serving_imports() -> None:

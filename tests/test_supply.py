@@ -32,17 +32,17 @@ dependencies.
 def locked(name: str) -> dict[str, tuple[str, list[str]]]:
     """Version and hashes by package."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
-    found = {}
-    for line in text.splitlines():
-        package, version = re.match(r"([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", line).groups()  # type: ignore[union-attr]
-        found[check.normal(package)] = (version, re.findall(r"--hash=sha256:([0-9a-f]{64})", line))
-    return found
+    found = re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)(.*)$", text, re.MULTILINE)
+    assert len(found) == len(text.splitlines()), "nothing else, such as a place of this machine"
+    return {
+        check.normal(package): (version, re.findall(r"--hash=sha256:([0-9a-f]{64})", rest))
+        for package, version, rest in found
+    }
 
 
 def constraints() -> dict[str, str]:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    pairs = [line.split("==") for line in lines]
-    return {check.normal(package): version for package, version in pairs}
+    return {check.normal(package): version for package, _, version in (line.partition("==") for line in lines)}
 
 
 def project() -> dict[str, list[Requirement]]:
@@ -52,22 +52,21 @@ def project() -> dict[str, list[Requirement]]:
     return {extra: [Requirement(line) for line in lines] for extra, lines in extras.items()}
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_the_lists_are_those_of_the_project(name: str) -> None:
+def test_the_lists_are_those_of_the_project() -> None:
     """Run make lock if this fails."""
-    lines = locked(name)
-    pinned = constraints()
-    assert all(hashes for _, hashes in lines.values())
-    assert {
-        package: version for package, (version, _) in lines.items() if pinned.get(package, version) != version
-    } == {}
-    text = (ROOT / "requirements" / f"{name}.txt").read_text()
-    assert not re.search(r"://|@ |^-", text, re.MULTILINE), "it names no place of this machine"
-    for extra in ("", *FILES[name]):
-        for requirement in project()[extra]:
+    pinned, everywhere = constraints(), dict[str, tuple[str, list[str]]]()
+    for name, extras in FILES.items():
+        lines = locked(name)
+        everywhere |= lines
+        assert all(hashes for _, hashes in lines.values())
+        assert {package for package, (version, _) in lines.items() if pinned.get(package, version) != version} == set()
+        for requirement in (one for extra in ("", *extras) for one in project()[extra]):
             package = check.normal(requirement.name)
             version = pinned[package] if package in WITHOUT_HASH else lines[package][0]
             assert requirement.specifier.contains(version), requirement
+    # Where Kith serves there is no torch, and jinja2 comes from the index like all else.
+    assert pinned.keys() - everywhere.keys() == WITHOUT_HASH - {"jinja2"}
+    assert {check.normal(one.name) for requirements in project().values() for one in requirements} <= pinned.keys()
 
 
 def test_no_extra_installs_a_second_runtime() -> None:
@@ -81,31 +80,22 @@ def test_no_extra_installs_a_second_runtime() -> None:
         assert locked(name).keys() & (runtimes | others) == expected
 
 
-def test_every_constraint_is_in_a_list() -> None:
-    everywhere = {package for name in FILES for package in locked(name)}
-    # Where Kith serves there is no torch, and jinja2 comes from the index like all else.
-    assert set(constraints()) - everywhere == WITHOUT_HASH - {"jinja2"}
-    asked = {check.normal(one.name) for requirements in project().values() for one in requirements}
-    assert asked <= constraints().keys()
-
-
 def test_every_dependency_is_locked() -> None:
     """The list contains all transitive dependencies, as the packages declare them, except those of torch."""
-    lines = locked("dev").keys() | constraints().keys()
     waiting = [one for extra in ("", *FILES["dev"]) for one in project()[extra]]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         one = waiting.pop()
         package, extras = check.normal(one.name), frozenset(one.extras)
-        if (package, extras) in seen or package == "torch":
-            continue
-        seen.add((package, extras))
-        for line in requires(package) or []:
-            needed = Requirement(line)
-            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
-                waiting.append(needed)
+        if (package, extras) not in seen and package != "torch":
+            seen.add((package, extras))
+            waiting += [
+                needed
+                for needed in map(Requirement, requires(package) or [])
+                if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+            ]
     assert len(seen) > 100
-    assert {package for package, _ in seen} <= lines
+    assert {package for package, _ in seen} <= locked("dev").keys() | constraints().keys()
 
 
 def test_the_image_is_built_from_hashes_alone() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from kith import Kith
 from tests.faults.servers import free_port
@@ -96,11 +95,7 @@ class Container:
     def stop(self) -> int:
         """Stop the container like podman stop, and return the exit status: 137 if it had to be killed."""
         podman("stop", "--time", str(STOP_TIMEOUT_S), self.name)
-        return int(self.state()["ExitCode"])
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads(podman("inspect", self.name))[0]["State"]
-        return state
+        return int(podman("inspect", "--format", "{{.State.ExitCode}}", self.name))
 
     def log(self) -> str:
         return _call("logs", self.name).stderr

@@ -10,23 +10,19 @@ import os
 import re
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2 as httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from packaging.requirements import Requirement
-from PIL import Image
 
 from kith import Kith
-from service.cli.tools.demo import alter
-from tests.conftest import ROOT, jpeg
-from tests.containers.podman import KEY, LOCKED, START_TIMEOUT_S, Container, podman, run
+from tests.conftest import ROOT, is_eventually, jpeg
+from tests.containers.podman import KEY, LOCKED, Container, podman, run
 
 GALLERY = "check"
 Photo = NDArray[np.uint8]
@@ -47,14 +43,8 @@ def volumes() -> Iterator[list[str]]:
     podman("volume", "rm", "--force", *names, status=None)
 
 
-def enroll(kith: Kith, astronaut: Photo) -> None:
-    kith.create_gallery(GALLERY)
-    kith.enroll(GALLERY, "collins", jpeg(astronaut))
-
-
 def recognizes(kith: Kith, astronaut: Photo, group: Photo) -> None:
-    probe = alter(Image.fromarray(astronaut), mirror=True, turn_deg=5, scale=0.8, light=0.8, jpeg=60)
-    (found,) = kith.identify(GALLERY, probe, faces="largest").results
+    (found,) = kith.identify(GALLERY, jpeg(astronaut[:, ::-1]), faces="largest").results
     assert found.subject == "collins"
     strangers = kith.identify(GALLERY, jpeg(group)).results
     assert len(strangers) > 3
@@ -92,16 +82,6 @@ def test_what_is_installed_is_what_is_locked(container: Container, image: str) -
     assert found == expected, "neither more, such as pip, nor less"
 
 
-def test_the_base_and_the_labels_are_told(image: str) -> None:
-    document = json.loads(podman("inspect", image))[0]
-    config = document["Config"]
-    assert config["User"] == "10001:10001"
-    assert config["StopSignal"] in ("SIGTERM", "15")
-    assert config["Cmd"] == ["kith", "serve"]
-    assert re.fullmatch("[0-9a-f]{40}", config["Labels"]["org.opencontainers.image.revision"])
-    assert document["HealthCheck" if "HealthCheck" in document else "Healthcheck"]["Test"][0] == "CMD"
-
-
 def test_it_refuses_to_serve_the_world_without_a_key(image: str) -> None:
     done = run(*LOCKED, image)
     assert done.returncode == 2
@@ -118,8 +98,7 @@ def test_what_it_accepted_is_answered_before_it_stops(image: str, astronaut: Pho
             codes: list[int] = []
             stopping = threading.Thread(target=lambda: codes.append(running.stop()))
             stopping.start()
-            while accepts(running.port):
-                threading.Event().wait(0.05)
+            is_eventually(lambda: not accepts(running.port))
             connection.sendall(body[-1:])
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         stopping.join(60)
@@ -147,7 +126,8 @@ def test_another_container_takes_over_with_the_key_alone(
     with Container(image, *volumes, environment=where) as first:
         first.wait_until_healthy()
         with first.client() as kith:
-            enroll(kith, astronaut)
+            kith.create_gallery(GALLERY)
+            kith.enroll(GALLERY, "collins", jpeg(astronaut))
             first.restart()
             first.wait_until_healthy()
             recognizes(kith, astronaut, group)
@@ -166,24 +146,19 @@ def test_another_container_takes_over_with_the_key_alone(
     assert "people, as of" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(("mode", "is_taken"), [(0o440, True), (0o444, False)])
-def test_a_key_is_mounted_as_kubernetes_mounts_a_secret(image: str, tmp_path: Path, mode: int, is_taken: bool) -> None:
+def test_a_key_is_mounted_as_kubernetes_mounts_a_secret(image: str, tmp_path: Path) -> None:
     """Files owned by root, readable by the fsGroup, behind symbolic links."""
     held = tmp_path / "keys" / "..data"
     held.mkdir(parents=True)
     (held / "master.key").write_bytes(base64.b64encode(bytes(range(32))))
-    (held / "master.key").chmod(mode)
+    (held / "master.key").chmod(0o440)
     os.chown(held / "master.key", 0, 10001)
     (tmp_path / "keys" / "master.key").symlink_to("..data/master.key")
     for folder in (held.parent, held):
         folder.chmod(0o755)
     options = ("--volume", f"{held.parent}:/keys:ro")
     with Container(image, *options, environment={"KITH_MASTER_KEY_FILE": "/keys/master.key"}) as running:
-        if is_taken:
-            running.wait_until_healthy()
-        else:
-            assert int(podman("wait", running.name)) != 0
-            assert "chmod" in running.log()
+        running.wait_until_healthy()
 
 
 def test_a_gpu_that_is_missing_is_said(image: str) -> None:
@@ -192,17 +167,5 @@ def test_a_gpu_that_is_missing_is_said(image: str) -> None:
         pytest.skip("the image is not for GPUs")
     assert "no NVIDIA driver is installed" in " ".join(run(*LOCKED, image, "kith", "doctor", "--json").stdout.split())
     with Container(image, environment={"KITH_DEVICE": "gpu"}) as running:
-        until = time.monotonic() + START_TIMEOUT_S
-        while (answer := readiness(running.port)) is None:
-            assert time.monotonic() < until
-    assert answer["code"] == "gpu_unavailable"
-
-
-def readiness(port: int) -> dict[str, Any] | None:
-    """Return the problem in /readyz, or None while the server does not listen."""
-    try:
-        document: dict[str, Any] = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=30).json()
-    except httpx.TransportError:
-        threading.Event().wait(0.1)
-        return None
-    return document
+        is_eventually(lambda: accepts(running.port))
+        assert httpx.get(f"http://127.0.0.1:{running.port}/readyz", timeout=30).json()["code"] == "gpu_unavailable"
