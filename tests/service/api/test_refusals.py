@@ -139,6 +139,7 @@ DENSE = {
     "numbers": b'{"metadata": {"k": [' + b"1," * MANY + b"1]}}",
     "fields": b"{" + b",".join(b'"x%d":0' % i for i in range(MANY)) + b"}",
     "depth": b'{"x":' * MANY + b"1" + b"}" * MANY,
+    "nulls": b'{"embeddings": [' + b"null," * MANY + b"null]}",
 }
 """Documents of few bytes with more values than a request may have."""
 OTHER_TYPES = ("application/x-www-form-urlencoded", None, "text/json", "json", "*/*")
@@ -230,6 +231,7 @@ def field_rows() -> Iterator[Row]:
         for path in ("/v1/detect", "/v1/embed", IDENTIFY):
             yield f"POST {path}", {"json": {"urls": ["https://x/"], "detail": detail}}, "detail"
         yield f"POST {BULK}", {"params": {"detail": str(detail)}, "content": b"PK"}, "detail"
+    yield f"POST {BULK}", {"params": {"names": "punycode"}, "content": b"PK"}, "names"
     for name in ("", "a/b", "..", "a b", "x" * 65, "\u00e9"):
         yield "POST /v1/galleries", {"json": {"name": name}}, "name"
     infinite = b'{"name": "inf", "quality_gate": {"min_eye_distance_px": 1e999}}'
@@ -263,7 +265,7 @@ def header_rows() -> Iterator[Row]:
 
 def text_rows() -> Iterator[Row]:
     """Texts that are no name, no tag, no metadata and no id."""
-    for text in ("a\u202eb", "a\u2028b", "a\ufffe", "a\x85b", "a\0b", "\u001b[2J", "a\nb", "a" + "\u0301" * 31):
+    for text in ("a\u202eb", "a\0b", "a\nb", "a" + "\u0301" * 31):  # all: tests/kith/test_identifiers.py
         yield f"PUT {HOME}/subjects/{quote(text)}", {"json": {}}, "must"
         for fields in ({"name": text}, {"tags": [text]}, {"metadata": {text: 1}}):
             yield f"PUT {SUBJECT}", {"json": fields}, "must"
@@ -277,7 +279,7 @@ def text_rows() -> Iterator[Row]:
         dense = f'{{"metadata": {{"k": [{", ".join([value] * (MAX_VALUES + 1))}]}}}}'.encode()
         for method in ("PUT", "PATCH"):
             yield f"{method} {SUBJECT}", {"content": dense, "headers": JSON}, f"more than {MAX_VALUES} values"
-    for subject in ("%20x", "x%0Ay", "x" * 129, "%00", "a%5Cb", "a%E2%80%8Bb", "%C2%A0", quote("\U0001f600" * 129)):
+    for subject in ("%20x", "x" * 129, "%00", "a%5Cb", quote("\U0001f600" * 129)):
         yield f"PUT {HOME}/subjects/{subject}", {"json": {}}, ""
     for text in ("Ren%E9", "Ren%E8", "a%ED%A0%80", "a%C0%AE", "Ren%C3"):  # not UTF-8: two names would become one
         yield f"PUT {HOME}/subjects/{text}", {"json": {}}, ""
@@ -407,11 +409,29 @@ def test_hostile_forms(http: httpx.Client, case: str) -> None:
     assert response.status_code in (413, 422), response.text[:300]
 
 
-@pytest.mark.parametrize("name", ["../../../etc/passwd", "a\0.jpg", "C:\\x.jpg", "x" * 200, "\u202egpj.exe"])
-def test_file_names_are_ignored(http: httpx.Client, name: str) -> None:
-    response = http.post("/v1/detect", files=[("images", (name, b"no photo"))])
-    assert response.status_code == 422
-    assert "passwd" not in response.text
+def test_file_names_are_ignored(http: httpx.Client) -> None:
+    for name in ("../../../etc/passwd", "a\0.jpg", "C:\\x.jpg", "x" * 200, "\u202egpj.exe"):
+        response = http.post("/v1/detect", files=[("images", (name, b"no photo"))])
+        assert response.status_code == 422
+        assert "passwd" not in response.text
+
+
+def test_a_415_names_the_codings_of_the_path_and_a_405_its_methods(http: httpx.Client) -> None:
+    own = [(IMPORT, coding, "gzip, identity") for coding in ("br", "deflate", "zstd", "gzip, gzip", "gzip, br")]
+    for path, coding, supported in (*own, (BULK, "br", "gzip, zstd, identity")):
+        kind = "application/x-ndjson" if path == IMPORT else "application/octet-stream"
+        answer = http.post(path, content=b"{}", headers={"Content-Type": kind, "Content-Encoding": coding})
+        check(answer, 415, "unsupported_encoding")
+        assert answer.headers["Accept-Encoding"] == supported
+    for request, allowed in (
+        ("POST /healthz", "GET, HEAD"),
+        ("POST /console/main.js", "GET, HEAD"),
+        ("PUT /v1/galleries/g", "DELETE, GET, PATCH"),
+        ("OPTIONS /v1/galleries", "GET, POST"),
+        ("GET /v1/galleries/g/identify", "POST"),
+    ):
+        answer = ask(http, request)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
 @pytest.mark.parametrize(
@@ -445,32 +465,3 @@ def test_file_names_are_ignored(http: httpx.Client, name: str) -> None:
 )
 def test_other_refusals(http: httpx.Client, request_: str, options: dict[str, Any], status: int, code: str) -> None:
     check(ask(http, request_, **options), status, code)
-
-
-@pytest.mark.parametrize(
-    ("path", "coding", "supported"),
-    [
-        *((IMPORT, coding, "gzip, identity") for coding in ("br", "deflate", "zstd", "gzip, gzip", "gzip, br")),
-        (BULK, "br", "gzip, zstd, identity"),
-    ],
-)
-def test_a_415_names_the_codings_of_the_path(http: httpx.Client, path: str, coding: str, supported: str) -> None:
-    kind = "application/x-ndjson" if path == IMPORT else "application/octet-stream"
-    answer = http.post(path, content=b"{}", headers={"Content-Type": kind, "Content-Encoding": coding})
-    check(answer, 415, "unsupported_encoding")
-    assert answer.headers["Accept-Encoding"] == supported
-
-
-@pytest.mark.parametrize(
-    ("request_", "allowed"),
-    [
-        ("POST /healthz", "GET, HEAD"),
-        ("POST /console/main.js", "GET, HEAD"),
-        ("PUT /v1/galleries/g", "DELETE, GET, PATCH"),
-        ("OPTIONS /v1/galleries", "GET, POST"),
-        ("GET /v1/galleries/g/identify", "POST"),
-    ],
-)
-def test_a_405_names_all_methods_of_the_path(http: httpx.Client, request_: str, allowed: str) -> None:
-    answer = ask(http, request_)
-    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)

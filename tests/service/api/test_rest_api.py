@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -18,7 +16,7 @@ import pytest
 import sqlalchemy.exc
 from numpy.typing import NDArray
 
-from kith import Kith, KithClientError, Risk
+from kith import Kith, Risk
 from models.errors import ModelError
 from service.api.http.access import Authenticator, needs_of
 from service.api.routes import transfer
@@ -56,23 +54,23 @@ def test_a_model_states_what_it_misses(kith: Kith) -> None:
 def test_of_too_many_faces_the_largest_are_kept_and_the_answers_say_so(
     kith: Kith, gallery: str, group: Photo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everyone = kith.detect(jpeg(group)).images[0]
+    photo = jpeg(group)
+    everyone = kith.detect(photo).images[0]
     assert (everyone.face_count, everyone.truncated) == (6, False)
     by_size = sorted(everyone.faces, key=lambda face: (face.box[2] - face.box[0]) * (face.box[3] - face.box[1]))
     largest = sorted(face.box for face in by_size[-2:])
     monkeypatch.setattr(photo_pipeline, "MAX_FACES", 2)
-    for answer in (kith.detect(jpeg(group)).images, kith.embed(jpeg(group)).images):
-        assert [(photo.face_count, photo.truncated) for photo in answer] == [(6, True)]
+    for answer in (kith.detect(photo).images, kith.embed(photo).images):
+        assert [(each.face_count, each.truncated) for each in answer] == [(6, True)]
         assert sorted(face.box for face in answer[0].faces) == largest
-    found = kith.identify(gallery, jpeg(group), b"no photo", check_quality=False)
-    assert [(photo.face_count, photo.truncated) for photo in found.images] == [(6, True), (None, None)]
+    found = kith.identify(gallery, photo, b"no photo", check_quality=False)
+    assert [(each.face_count, each.truncated) for each in found.images] == [(6, True), (None, None)]
     assert sorted(result.face.box for result in found.results if result.face) == largest
-    alone = kith.identify(gallery, jpeg(group), faces="largest", check_quality=False)
-    assert [(photo.face_count, photo.truncated) for photo in alone.images] == [(6, False)]
-    assert alone.results[0].face is not None
-    assert alone.results[0].face.box == by_size[-1].box
-    assert kith.verify(jpeg(group), jpeg(group)).a.face_count == 6
-    assert kith.enroll(gallery, "someone", jpeg(group), face="largest").results[0].face_count == 6
+    alone = kith.identify(gallery, photo, faces="largest", check_quality=False)
+    assert [(each.face_count, each.truncated) for each in alone.images] == [(6, False)]
+    assert alone.results[0].face is not None and alone.results[0].face.box == by_size[-1].box
+    assert kith.verify(photo, photo).a.face_count == 6
+    assert kith.enroll(gallery, "someone", photo, face="largest").results[0].face_count == 6
 
 
 def test_enroll_identify_verify_delete(
@@ -92,15 +90,13 @@ def test_enroll_identify_verify_delete(
     assert found.similarity >= found.threshold > (found.review_threshold or 0)
     assert found.false_alarm_probability is not None and found.false_alarm_probability < 0.001
     strangers = kith.identify(gallery, jpeg(group), risk={"fpir": 0.001}).results
-    assert {s.outcome for s in strangers} <= {"unknown", "rejected_quality"}
-    assert all(s.subject is None for s in strangers)
+    assert {(s.outcome, s.subject) for s in strangers} <= {("unknown", None), ("rejected_quality", None)}
     # An unknown result still has the best candidate.
     assert any(s.candidates and s.candidates[0].subject == "eileen" for s in strangers)
 
     same = kith.verify(jpeg(astronaut), darker(astronaut), risk={"fmr": 0.001})
     assert (same.outcome, same.risk and (same.risk.fmr, same.risk.source)) == ("same", (0.001, "pack"))
     assert same.false_match_probability is not None and same.false_match_probability < 0.001
-    assert kith.verify(jpeg(astronaut), jpeg(actor)).outcome == "different"
     assert kith.verify((gallery, "eileen"), jpeg(actor)).outcome == "different"
     assert kith.delete_subject(gallery, "eileen").template_count == 1
     (gone,) = kith.identify(gallery, darker(astronaut)).results
@@ -108,18 +104,16 @@ def test_enroll_identify_verify_delete(
 
 
 def test_the_threshold_follows_the_risk(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
-    vectors = rng.normal(size=(40, kith.model().dimension))
+    vectors = rng.normal(size=(20, kith.model().dimension))
     kith.enroll(gallery, "first", embeddings=[vectors[0]])
 
     def threshold(**risk: Unpack[Risk]) -> float:
         (result,) = kith.identify(gallery, embeddings=[vectors[0]], risk=risk).results
-        assert result.threshold is not None
-        return result.threshold
+        return result.threshold or 0
 
     alone = threshold(fpir=0.001)
     assert threshold(fpir=0.01) < alone < threshold(fpir=0.0001)
-    assert threshold(preset="standard") == alone
-    assert threshold(threshold=0.3) == 0.3
+    assert (threshold(preset="standard"), threshold(threshold=0.3)) == (alone, 0.3)
     (impossible,) = kith.identify(gallery, embeddings=[vectors[0]], risk={"fpir": 1e-12}).results
     assert (impossible.outcome, impossible.reasons) == ("unknown", ["risk_out_of_reach"])
     kith.enroll(gallery, "first", embeddings=[vectors[0]] * 3)
@@ -129,26 +123,6 @@ def test_the_threshold_follows_the_risk(kith: Kith, gallery: str, rng: np.random
     kith.calibrate(gallery)
     assert threshold(fpir=0.01) < threshold(fpir=0.001) < threshold(fpir=0.0001)
     assert threshold(fmr=0.0001) > threshold(fmr=0.001)
-
-
-def test_enrollment_rejects_unsuitable_photos(
-    kith: Kith, gallery: str, astronaut: Photo, actor: Photo, group: Photo
-) -> None:
-    dark = jpeg((astronaut[:256, 96:352] * 0.12).astype(np.uint8))
-    enroll = partial(kith.enroll, gallery)
-    assert refusal(enroll, "x", jpeg(group)) == (422, "several_faces")
-    assert refusal(enroll, "x", dark) == (422, "low_quality")
-    enroll("eileen", jpeg(astronaut))
-    with pytest.raises(KithClientError) as raised:
-        enroll("x", darker(astronaut))
-    assert (raised.value.code, raised.value.problem["subject"]) == ("duplicate_subject", "eileen")
-    assert refusal(enroll, "eileen", jpeg(actor))[1] == "inconsistent_template"
-    assert kith.gallery(gallery).template_count == 1
-    enroll("x", darker(astronaut), allow_duplicate=True)
-    enroll("eileen", jpeg(actor), allow_inconsistent=True)
-    enroll("y", jpeg(group), face="largest")
-    enroll("z", dark, allow_low_quality=True, allow_duplicate=True)
-    assert kith.gallery(gallery).template_count == 5
 
 
 def test_a_repeated_idempotency_key_returns_the_first_response(
@@ -173,14 +147,12 @@ def test_a_repeated_idempotency_key_returns_the_first_response(
 
 
 def test_changes_keep_what_they_do_not_name(kith: Kith, gallery: str) -> None:
-    changed = kith.update_gallery(gallery, risk={"fpir": 0.01})
-    assert changed.risk == {"fpir": 0.01}
+    kith.update_gallery(gallery, risk={"fpir": 0.01})
     kith.update_gallery(gallery, quality_gate={"min_eye_distance_px": 40})
     assert kith.update_gallery(gallery, quality_gate={"min_sharpness": 5.0}).risk == {"fpir": 0.01}
     gate = kith.gallery(gallery).quality_gate
     assert (gate.min_sharpness, gate.min_eye_distance_px) == (5.0, 40)
-    kith.put_subject(gallery, "渡辺", metadata={"floor": 1})
-    assert kith.update_subject(gallery, "渡辺", tags=["a"]).tags == ["a"]
+    kith.put_subject(gallery, "渡辺", metadata={"floor": 1}, tags=["a"])
     now = kith.update_subject(gallery, "渡辺", name="N")
     assert (now.name, now.tags, now.metadata) == ("N", ["a"], {"floor": 1})
 
@@ -201,8 +173,7 @@ def test_head_runs_no_handler_that_reads_data(kith: Kith, server: str) -> None:
         for path in needs.keys() - keyless:
             refused = client.head(re.sub("{[a-z]+}", "untouched", path))
             assert (refused.status_code, refused.content) == (405, b""), path
-            allowed = refused.headers["allow"].split(", ")
-            assert ("GET" in allowed, "HEAD" in allowed) == (True, False)
+            assert "HEAD" not in refused.headers["allow"].split(", ")
     assert [line.event for line in kith.audit()] == before
 
 
@@ -216,20 +187,15 @@ def test_without_a_calibration_thresholds_work_and_risks_are_refused(
         assert refusal(kith.identify, "g", darker(astronaut), risk={"fpir": 0.01})[1] == "risk_uncalibrated"
 
 
-def test_if_none_match_does_not_change_an_existing_subject(
-    kith: Kith, gallery: str, astronaut: Photo, actor: Photo
-) -> None:
+def test_if_none_match_does_not_change_an_existing_subject(kith: Kith, gallery: str, actor: Photo) -> None:
     assert kith.put_subject(gallery, "ada", name="Ada", tags=["vip"], only_new=True).name == "Ada"
     exists = (412, "subject_exists")
     assert refusal(kith.put_subject, gallery, "ada", only_new=True) == exists
     assert refusal(kith.enroll, gallery, "ada", jpeg(actor), only_new=True) == exists
     ada = kith.subject(gallery, "ada")
     assert (ada.name, ada.tags, ada.template_count) == ("Ada", ["vip"], 0)
-    for _ in range(2):  # a retry gets the first response, not a conflict with itself
-        kith.enroll(gallery, "tom", jpeg(actor), only_new=True, idempotency_key="one")
-    assert kith.subject(gallery, "tom").template_count == 1
     kith.delete_subject(gallery, "ada")
-    assert kith.enroll(gallery, "ada", jpeg(astronaut), only_new=True).enrolled_count == 1
+    assert kith.enroll(gallery, "ada", jpeg(actor), only_new=True).enrolled_count == 1
 
 
 @contextmanager
@@ -314,11 +280,7 @@ def test_unknown_paths_and_methods_are_counted(guarded: Guarded, caplog: pytest.
     assert [code for code in codes if code] == expected
 
 
-def test_content_types_of_json_are_accepted(server: str, kith: Kith) -> None:
-    for number, kind in enumerate(
-        ("application/json", "Application/JSON; charset=utf-8", "application/merge-patch+json")
-    ):
-        body = json.dumps({"name": f"typed{number}"}).encode()
-        answer = httpx.post(f"{server}/v1/galleries", content=body, headers={"Content-Type": kind})
-        assert answer.status_code == 201, kind
-        kith.delete_gallery(f"typed{number}")
+def test_content_types_of_json_are_accepted(server: str, gallery: str) -> None:
+    for kind in ("application/json", "Application/JSON; charset=utf-8", "application/merge-patch+json"):
+        answer = httpx.patch(f"{server}/v1/galleries/{gallery}", content=b"{}", headers={"Content-Type": kind})
+        assert answer.status_code == 200, kind

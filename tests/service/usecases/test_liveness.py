@@ -99,8 +99,6 @@ def test_every_face_says_what_it_was_taken_for(
             scores = [one.score for one in seen if one and one.score is not None]
             assert len(scores) == 2
             assert scores[0] > 0.6 > scores[1]
-        alone = [kith.detect(photo).images[0].faces[0].liveness for photo in (person, picture)]
-        assert alone == seen[:2]
         assert all(face.liveness for face in kith.detect(jpeg(group)).images[0].faces)
         (model,) = kith.model().models
         assert model.liveness is not None

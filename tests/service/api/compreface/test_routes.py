@@ -161,9 +161,8 @@ def test_recognize(http: httpx.Client, compat: CompatServer, photos: Path, colle
     assert known["kith"]["outcome"] == "identified"
     assert set(known) == {"box", "subjects", "kith"}
     assert set(known["box"]) == {"probability", "x_min", "y_min", "x_max", "y_max"}
-    photo = b64encode((photos / "astronaut2.jpg").read_bytes()).decode()
-    for form in ("data:image/jpeg;base64," + photo, photo.rstrip("="), photo.replace("+", "-").replace("/", "_")):
-        assert http.post("/recognition/recognize", json={"file": form}).json()["result"] == [known]
+    photo = "data:image/jpeg;base64," + b64encode((photos / "astronaut2.jpg").read_bytes()).decode()
+    assert http.post("/recognition/recognize", json={"file": photo}).json()["result"] == [known]
     (stranger,) = _post(http, "/recognition/recognize", photos / "actor.jpg").json()["result"]
     assert stranger["kith"]["outcome"] == "unknown"
     assert [subject["similarity"] < UNKNOWN for subject in stranger["subjects"]] == [True]
@@ -217,14 +216,20 @@ REFUSED: list[tuple[str, dict[str, Any], int, int, str]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def empty(compat: CompatServer) -> Iterator[httpx.Client]:
+    with compat.client(compat.create_key(compat.create_gallery())) as client:
+        yield client
+
+
 @pytest.mark.parametrize(("request_", "options", "status", "code", "said"), REFUSED)
 def test_refusals(
-    http: httpx.Client, photos: Path, request_: str, options: dict[str, Any], status: int, code: int, said: str
+    empty: httpx.Client, photos: Path, request_: str, options: dict[str, Any], status: int, code: int, said: str
 ) -> None:
     method, _, path = request_.partition(" ")
     if "photo" in options:
         options = {"files": {"file": ("a.jpg", (photos / f"{options['photo']}.jpg").read_bytes(), "image/jpeg")}}
-    answer = http.request(method, f"/recognition/{path}", **options)
+    answer = empty.request(method, f"/recognition/{path}", **options)
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
     assert answer.json()["message"] and said in answer.text
 
@@ -243,19 +248,19 @@ def test_keys(compat: CompatServer, collection: str, photos: Path) -> None:
     assert httpx.get(f"{compat.url}/api/v1/recognition/subjects", timeout=60).json()["code"] == 10
 
 
-NEEDS = needs_of(route for module in (faces, recognition, subjects) for route in module.routes.routes)
-
-
-@pytest.mark.parametrize("route", NEEDS)
-def test_every_route_checks_its_scope(compat: CompatServer, collection: str, route: str) -> None:
-    method, _, path = route.partition(" ")
-    path = path.format(subject="no such", image_id=uuid.uuid4())
-    need = NEEDS[route]
-    assert need is not None
-    for scope in SCOPES:
-        with compat.client(compat.create_key(collection, scopes=[scope])) as http:
-            response = http.request(method, f"{compat.url}{path}", json={})
-        assert (response.status_code == 403) == (scope not in (need.scope, "admin")), (scope, response.text)
+def test_every_route_checks_its_scope(compat: CompatServer, collection: str) -> None:
+    needs = needs_of(route for module in (faces, recognition, subjects) for route in module.routes.routes)
+    assert {need.scope for need in needs.values() if need} == {"identify", "read", "enroll"}
+    others = {
+        scope: compat.create_key(collection, scopes=[other for other in SCOPES if other not in (scope, "admin")])
+        for scope in ("identify", "read", "enroll")
+    }
+    for route, need in needs.items():
+        method, _, path = route.partition(" ")
+        assert need is not None and need.scope is not None
+        with compat.client(others[need.scope]) as http:
+            response = http.request(method, f"{compat.url}{path.format(subject='x', image_id=uuid.uuid4())}", json={})
+        assert response.status_code == 403, (route, response.text)
 
 
 def test_names_in_any_unicode_form_are_one_subject(http: httpx.Client, photos: Path) -> None:
@@ -308,12 +313,15 @@ def test_requests_of_the_net_sdk(http: httpx.Client, photos: Path) -> None:
 
 
 COSINES = st.floats(-1, 1)
+THRESHOLDS = st.floats(-1, 1.5)
+"""No similarity reaches a threshold above 1."""
 
 
-@given(st.lists(COSINES, min_size=2, max_size=2), st.lists(COSINES, min_size=2, max_size=2))
+@given(st.lists(COSINES, min_size=2, max_size=2), st.lists(THRESHOLDS, min_size=2, max_size=2))
 def test_the_map_is_monotonic_and_keeps_the_thresholds_at_the_cutoffs(
     similarities: list[float], thresholds: list[float]
 ) -> None:
+    """A client may have any cutoff from MAYBE to KNOWN: each accepts exactly the matches."""
     review, accept = sorted(thresholds)
 
     def mapped(similarity: float) -> float:
@@ -323,8 +331,7 @@ def test_the_map_is_monotonic_and_keeps_the_thresholds_at_the_cutoffs(
     low, high = sorted(similarities)
     assert 0 <= mapped(low) <= mapped(high) <= 1
     for similarity in similarities:
-        assert (mapped(similarity) >= KNOWN) == (similarity >= accept)
-        assert (mapped(similarity) >= MAYBE) == (similarity >= accept)
+        assert (mapped(similarity) >= KNOWN) == (mapped(similarity) >= MAYBE) == (similarity >= accept)
         assert (mapped(similarity) >= UNKNOWN) == (similarity >= review)
 
 
@@ -340,15 +347,6 @@ def test_the_decision_counts_more_than_the_similarity() -> None:
     assert UNKNOWN <= lookalike < KNOWN
     assert to_client(0.8, 0.4, 0.3, level_of("rejected_quality")) < UNKNOWN
     assert to_client(0.2, 0.4, 0.3, level_of("identified")) == KNOWN
-    assert to_client(0.9, 1.2, 0.3, level_of("uncertain")) < MAYBE, "no similarity reaches the risk"
-
-
-@pytest.mark.parametrize("client", [0.5, 0.6, 0.75, 0.9])
-def test_every_cutoff_of_clients_accepts_exactly_the_matches(client: float) -> None:
-    """Double Take rounds to percent with two digits first."""
-    assert (KNOWN, UNKNOWN) == (0.9, 0.4)
-    assert to_client(0.5, 0.5, 0.4, level_of("identified")) >= client
-    assert round(to_client(0.5 - 1e-9, 0.5, 0.4, level_of("uncertain")), 4) < client
 
 
 @given(st.floats(0, 1))

@@ -28,7 +28,7 @@ HEALTH = b"GET /healthz HTTP/1.1\r\n" + HOST
 LAST = HEALTH + b"Connection: close\r\n\r\n"
 POST = b"POST /v1/verify HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
-PATIENCE_S = 0.5
+PATIENCE_S = 0.2
 
 
 @pytest.fixture
@@ -104,25 +104,20 @@ def test_unusual_valid_requests_are_answered(port: int, request_: bytes) -> None
     assert answered(port, request_) == [200] * request_.count(b"GET ")
 
 
-@pytest.mark.parametrize(
-    ("path", "code"),
-    [
+def test_unusual_paths_open_nothing(port: int) -> None:
+    for path, code in (
         (b"/v1/galleries/%2e%2e", 422),
         (b"/v1/galleries/..%2f..%2fetc%2fpasswd", 404),
         (b"/v1/galleries/../../etc/passwd", 404),
         (b"/console/..%2Fv1/galleries", 404),
         (b"/console/../../settings.py", 404),
+        (b"/console/%2e%2e/settings.py", 404),
+        (b"/console//etc/passwd", 404),
+        (b"/console/pages/", 404),
         (b"//healthz", 404),
         (b"*", 404),
-    ],
-)
-def test_unusual_paths_open_nothing(port: int, path: bytes, code: int) -> None:
-    assert answered(port, b"GET " + path + b" HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n") == [code]
-
-
-def test_a_host_header_causes_no_redirect(port: int) -> None:
-    request = b"GET /v1/galleries/ HTTP/1.1\r\nHost: elsewhere.example\r\nConnection: close\r\n\r\n"
-    assert answered(port, request) == [403]
+    ):
+        assert answered(port, b"GET " + path + b" HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n") == [code]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +143,7 @@ def test_a_body_that_stalls_or_trickles_ends(impatient: int, begun: bytes) -> No
 
 def test_a_slow_upload_arrives_and_blocks_nobody(impatient: int) -> None:
     """3 kB a second, for several times the patience."""
-    body = b'{"a": ' + b" " * 9_000 + b"}"
+    body = b'{"a": ' + b" " * 3_500 + b"}"
     with connect(impatient) as slow:
         slow.sendall(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
         begin = time.monotonic()

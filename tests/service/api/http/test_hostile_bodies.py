@@ -18,6 +18,7 @@ import pytest
 from kith import Kith
 from kith.options import FilterOptions
 from kith.wire.keys import KeyIn
+from kith.wire.transfer import ImportOut
 from kith.wire.webhooks import WebhookIn
 
 JSON = {"Content-Type": "application/json"}
@@ -35,15 +36,13 @@ IDS = (
 
 
 def test_unusual_text_is_returned_unchanged_or_refused(gallery: str, server: str) -> None:
-    stored = 0
+    statuses = []
     for number, metadata in enumerate(METADATA):
         url = f"{server}/v1/galleries/{gallery}/subjects/a{number}"
         response = httpx.put(url, content=json.dumps({"metadata": metadata}), headers=JSON)
-        assert response.status_code in (201, 422), response.text
-        if response.status_code == 201:
-            assert httpx.get(url).json()["metadata"] == metadata
-            stored += 1
-    assert stored > 3
+        statuses.append(response.status_code)
+        assert statuses[-1] == 422 or httpx.get(url).json()["metadata"] == metadata
+    assert {*statuses} <= {201, 422} and statuses.count(201) > 3
 
 
 def test_similar_identifiers_stay_distinct(server: str, gallery: str) -> None:
@@ -59,20 +58,16 @@ def test_similar_identifiers_stay_distinct(server: str, gallery: str) -> None:
     assert httpx.put(f"{url}/{quote('e' + chr(0x301), safe='')}", json={}).json()["id"] == "\u00e9"
 
 
-def test_vectors_of_any_length_are_unit_vectors_or_refused(kith: Kith, gallery: str, server: str) -> None:
+def test_vectors_of_any_length_are_unit_vectors_or_refused(
+    kith: Kith, gallery: str, server: str, tmp_path: Path
+) -> None:
     """No vector gives another face a similarity outside -1 to 1."""
     model = kith.model()
     ordinary = np.random.default_rng(0).normal(size=model.dimension).tolist()
     home, risk = f"{server}/v1/galleries/{gallery}", {"threshold": 0.5}
     assert httpx.post(f"{home}/subjects/x/templates", json={"embeddings": [ordinary]}).status_code == 201
-    for number in (
-        5e-324,
-        1e-45,
-        -1e-30,
-        1e38,
-        -1e39,
-        1.7e308,
-    ):  # the second is denormal in float32, which ends at 3e38
+    # The second is denormal in float32, which ends at 3e38.
+    for number in (5e-324, 1e-45, -1e-30, 1e38, -1e39, 1.7e308):
         vector = [number] + [-0.0] * (model.dimension - 1)
         for path, asked in (
             (f"{home}/identify", {"embeddings": [vector], "risk": risk, "top_k": 1}),
@@ -87,17 +82,20 @@ def test_vectors_of_any_length_are_unit_vectors_or_refused(kith: Kith, gallery: 
 
     numbers = ("nan", "inf", "-inf", "0", "5e-324", "3.4e38")
     vectors = (np.full(model.dimension, float(number), "<f4").tobytes() for number in numbers)
-    lines: list[dict[str, Any]] = [
-        {"kith": "gallery", "version": 1, "recognizer": model.recognizer, "dimension": model.dimension},
-        *({"subject": f"f{n}", "embedding": base64.b64encode(raw).decode()} for n, raw in enumerate(vectors)),
-    ]
-    body, kind = "\n".join(map(json.dumps, lines)).encode(), {"Content-Type": "application/x-ndjson"}
-    report = httpx.post(f"{home}/import", content=body, headers=kind).json()
-    assert (report["template_count"], kith.subject(gallery, "f5").template_count) == (1, 1)
+    rows = ({"subject": f"f{n}", "embedding": base64.b64encode(raw).decode()} for n, raw in enumerate(vectors))
+    report = imported(kith, gallery, tmp_path, *rows)
+    assert (report.template_count, kith.subject(gallery, "f5").template_count) == (1, 1)
+
+
+def imported(kith: Kith, gallery: str, folder: Path, *rows: dict[str, Any]) -> ImportOut:
+    """Import rows of an export file."""
+    served = kith.model()
+    header = {"kith": "gallery", "version": 1, "recognizer": served.recognizer, "dimension": served.dimension}
+    (folder / "people.ndjson").write_text("\n".join(map(json.dumps, [header, *rows])))
+    return kith.import_gallery(gallery, folder / "people.ndjson")
 
 
 NFC, NFD = "Jos\xe9", "Jose\u0301"
-FORMS = [NFC, NFD]
 PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
 
 
@@ -105,26 +103,21 @@ def ids(kith: Kith, gallery: str) -> list[str]:
     return [each.id for each in kith.subjects(gallery)]
 
 
-@pytest.mark.parametrize("stored", FORMS)
-@pytest.mark.parametrize("asked", FORMS)
+@pytest.mark.parametrize(("stored", "asked"), [(NFC, NFD), (NFD, NFC)])
 def test_bodies_queries_and_filters(kith: Kith, gallery: str, stored: str, asked: str) -> None:
     vector = [1.0] + [0.0] * (kith.model().dimension - 1)
     put = kith.put_subject(gallery, stored, name=stored, tags=[stored], metadata={stored: {stored: [stored]}})
     assert (put.name, put.tags, put.metadata) == (NFC, [NFC], {NFC: {NFC: [NFC]}})
     kith.enroll(gallery, stored, embeddings=[vector])
-    assert [each.id for each in kith.subjects(gallery, tags=[asked])] == [NFC]
-    assert [each.id for each in kith.subjects(gallery, metadata={asked: {asked: [asked]}})] == [NFC]
-    filters: list[FilterOptions] = [{"tags": [asked]}, {"metadata": {asked: {asked: [asked]}}}]
-    for wanted in filters:
-        (found,) = kith.identify(gallery, embeddings=[vector], risk={"threshold": 0.5}, filter=wanted).results
-        assert found.subject == NFC
+    assert [each.id for each in kith.subjects(gallery, [asked], {asked: {asked: [asked]}})] == [NFC]
+    wanted: FilterOptions = {"tags": [asked], "metadata": {asked: {asked: [asked]}}}
+    (found,) = kith.identify(gallery, embeddings=[vector], risk={"threshold": 0.5}, filter=wanted).results
+    assert found.subject == NFC
     assert kith.verify(vector, (gallery, asked), risk={"threshold": 0.5}).similarity == pytest.approx(1)
-    assert {line.subject for line in kith.audit(gallery, subject=asked)} == {
-        line.subject for line in kith.audit(gallery, subject=stored)
-    }
+    lines = [[line.number for line in kith.audit(gallery, subject=form)] for form in (asked, stored)]
+    assert lines[0] == lines[1] != []
     kith.put_subject(gallery, "other")
     kith.merge_subject(gallery, "other", asked)
-    assert ids(kith, gallery) == [NFC]
     assert kith.update_subject(gallery, asked, tags=[stored, "x"]).tags == [NFC, "x"]
     assert kith.subject(gallery, asked).id == kith.put_subject(gallery, asked).id == NFC
     assert KeyIn(name=stored, scopes=["read"]).name == WebhookIn(url="https://a.example", name=stored).name == NFC
@@ -134,17 +127,9 @@ def test_bodies_queries_and_filters(kith: Kith, gallery: str, stored: str, asked
 
 
 def test_imports(kith: Kith, gallery: str, tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"subject": NFD, "name": NFD, "tags": [NFD], "metadata": {NFD: NFD}},
-        {"subject": PERSIAN},
-        {"subject": "\U0001fae9"},
-        {"subject": "a\u202eb"},
-        {"subject": NFC},
-    ]
-    served = kith.model()
-    header = {"kith": "gallery", "version": 1, "recognizer": served.recognizer, "dimension": served.dimension}
-    (tmp_path / "people.ndjson").write_text("\n".join(map(json.dumps, [header, *rows])))
-    report = kith.import_gallery(gallery, tmp_path / "people.ndjson")
+    first = {"subject": NFD, "name": NFD, "tags": [NFD], "metadata": {NFD: NFD}}
+    others = ({"subject": name} for name in (PERSIAN, "\U0001fae9", "a\u202eb", NFC))
+    report = imported(kith, gallery, tmp_path, first, *others)
     assert report.refused_count == 1
     assert sorted(ids(kith, gallery)) == sorted([NFC, PERSIAN, "\U0001fae9"])
     stored = kith.subject(gallery, NFC)
