@@ -208,15 +208,6 @@ def test_the_fallback_from_openvino_keeps_the_precision(
         open_network(recognition, EnginePreference(precision="bf16"))
 
 
-def test_an_int8_file_of_another_dimension_is_rejected(varied: tuple[Path, dict[str, Any]]) -> None:
-    directory, manifest = varied
-    manifest["tasks"]["recognition"]["embedding_dimension"] = 7
-    (directory / MANIFEST_FILE).write_text(json.dumps(manifest))
-    with pytest.raises(PackError, match="is 7") as refused:
-        open_network(load_pack(directory).recognition, EnginePreference(precision="int8"))
-    assert refused.value.field == "tasks.recognition.embedding_dimension"
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.pack import open_model_zoo
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import align
@@ -61,13 +60,3 @@ def test_boxes_and_embeddings_match_insightface(
         assert np.abs(faces.boxes_xyxy[row] - np.clip(other.bbox, 0, None)).max() <= 2
         assert np.abs(faces.landmarks_xy[row] - other.kps).max() <= 2
         assert float(vectors[row] @ (other.embedding / np.linalg.norm(other.embedding))) >= 0.999
-
-
-def test_insightface_rejects_packs_with_yunet(reference: Path, tmp_path: Path, astronaut: NDArray[np.uint8]) -> None:
-    """Rather than return vectors of its own crops, which the recognizer of open-model-zoo was not trained on."""
-    xml, weights, yunet = (reference / name for name in ("retail0095.xml", "retail0095.bin", "detector_yunet.onnx"))
-    source = open_model_zoo.describe_source(weights, "here", "Apache-2.0")
-    sources = {"recognizer": source, "detector": source}
-    open_model_zoo.build_open_model_zoo_pack(tmp_path, xml, weights, yunet, sources)
-    with pytest.raises(ValueError, match=r"tasks\.recognition\.file must end in \.onnx"):
-        theirs(tmp_path, astronaut)

@@ -49,16 +49,16 @@ def test_the_bundled_pack_is_complete() -> None:
         ("license", lambda d: d.update(license="LICENSE.txt")),
         ("tasks", lambda d: d.update(tasks=[])),
         ("tasks.detection", lambda d: d["tasks"].pop("detection")),
-        ("tasks.recognition.file", lambda d: d["tasks"]["recognition"].update(file="../../etc/passwd.onnx")),
-        ("tasks.recognition.file", lambda d: d["tasks"]["recognition"].update(file="gone.onnx")),
-        ("tasks.recognition.file", lambda d: d["tasks"]["recognition"].update(file="a\0.onnx")),
-        ("tasks.recognition.file", lambda d: d["tasks"]["recognition"].update(file="\ud800.onnx")),
-        ("tasks.recognition.file", lambda d: d["tasks"]["recognition"].update(file="x" * 300 + ".onnx")),
         ("tasks.detection.preprocessing.mean", lambda d: d["tasks"]["detection"]["preprocessing"].update(mean=10**400)),
         ("tasks.recognition.file", lambda d: d["tasks"]["recognition"].update(file="detector.onnx")),
         ("tasks.detection.file", lambda d: d["tasks"]["detection"].update(file="manifest.json")),
         ("tasks.recognition.sha256", lambda d: d["tasks"]["recognition"].update(sha256="ABC")),
         ("tasks.recognition.embedding_dimension", lambda d: d["tasks"]["recognition"].update(embedding_dimension=0)),
+        (
+            "tasks.recognition.embedding_dimension",
+            lambda d: d["tasks"]["recognition"].update(embedding_dimension=10**9),
+        ),
+        ("tasks.recognition.input_size[1]", lambda d: d["tasks"]["recognition"].update(input_size=[10**6, 10**6])),
         ("tasks.recognition.input_size", lambda d: d["tasks"]["recognition"].update(input_size=[112, 96])),
         ("tasks.recognition.alignment", lambda d: d["tasks"]["recognition"].update(alignment="closer")),
         ("tasks.recognition.alignment.template", lambda d: d["tasks"]["recognition"].update(alignment={"points": []})),
@@ -80,6 +80,17 @@ def test_errors_name_the_field(copy: Path, field: str, change: Callable[[dict[st
     with pytest.raises(PackError) as raised:
         load_pack(copy)
     assert raised.value.field == field
+
+
+def test_file_names_cannot_leave_the_pack(copy: Path, tmp_path: Path) -> None:
+    secret = Path(shutil.copy(BUNDLED_PACK / "recognizer.onnx", tmp_path / "secret.onnx"))
+    (copy / "link.onnx").symlink_to(secret)
+    (copy / "up").symlink_to(tmp_path)
+    inside = ("gone.onnx", "link.onnx", "up/secret.onnx", "a\\b.onnx", "a\0.onnx", "\ud800.onnx", "x" * 300 + ".onnx")
+    for name in ("../secret.onnx", str(secret), "https://a/b.onnx", *inside):
+        edit(copy, lambda d, name=name: d["tasks"]["recognition"].update(file=name))  # type: ignore[misc]
+        with pytest.raises(PackError, match=r"^tasks\.recognition\.file"):
+            load_pack(copy)
 
 
 def test_a_changed_network_is_detected(copy: Path) -> None:

@@ -17,7 +17,6 @@ from models.errors import ModelError, PullError
 from models.pack import open_model_zoo
 from models.pack.catalog import ArchiveMember, CatalogEntry, Download, License, PackKind, PackPart, read_catalog
 from models.pack.download import Downloader
-from models.pack.evidence import read_evidence
 from models.pack.loading import BUNDLED_PACK, find_pack, load_pack, with_pulled_liveness
 from models.pack.pull import pull
 from models.pack.verification import PULL_RECORD, check_pack, is_present, read_pull_record
@@ -228,25 +227,20 @@ BOTH = {"detector.onnx": DETECTOR, "recognizer.onnx": RECOGNIZER}
         (zipped(**{"detector.onnx": DETECTOR}), "recognizer.onnx 0 times"),
         (zipped(**{"a/detector.onnx": DETECTOR, "b/detector.onnx": DETECTOR}), "detector.onnx 2 times"),
         (zipped(**{**BOTH, "detector.onnx": DETECTOR + b"x"}), "larger than"),
+        (zipped(**{**BOTH, "detector.onnx": bytes(50_000_000)}), f"larger than {len(DETECTOR)} bytes"),
         (zipped(**{**BOTH, "recognizer.onnx": DETECTOR}), "was expected"),
         (zipped(**BOTH)[:-100], "cannot be read"),
         (b"<html>", "cannot be read"),
     ],
-    ids=["traversal", "absolute", "drive", "lacking", "twice", "too large", "another", "cut", "no zip"],
+    ids=["traversal", "absolute", "drive", "lacking", "twice", "too large", "a bomb", "another", "cut", "no zip"],
 )
 def test_invalid_archives_are_rejected(content: bytes, message: str, server: Server, models_dir: Path) -> None:
     with pytest.raises(PullError, match=message):
         fetch(archive_pack(server, content), models_dir)
     assert not (models_dir / "zipped").exists()
     assert not list(models_dir.parent.rglob("evil*"))
-
-
-def test_archive_bombs_are_stopped(server: Server, models_dir: Path) -> None:
-    bomb = zipped(**{**BOTH, "detector.onnx": bytes(50_000_000)})
-    assert len(bomb) < 10_000_000
-    with pytest.raises(PullError, match=f"larger than {len(DETECTOR)} bytes"):
-        fetch(archive_pack(server, bomb), models_dir)
-    assert (models_dir / ".pull" / "zipped" / "pack" / "detector.onnx").stat().st_size <= len(DETECTOR)
+    unpacked = models_dir / ".pull" / "zipped" / "pack" / "detector.onnx"
+    assert not unpacked.exists() or unpacked.stat().st_size <= len(DETECTOR)
 
 
 def openvino_pack(server: Server, **files: bytes) -> CatalogEntry:
@@ -265,6 +259,8 @@ def test_the_published_network_becomes_a_calibrated_pack(reference: Path, server
         "yunet.onnx": (reference / "detector_yunet.onnx").read_bytes(),
     }
     entry = openvino_pack(server, **files)
+    listed = read_catalog()["open-model-zoo"].downloads
+    assert {(download.file, download.sha256) for download in listed[:2]} <= {(f, sha256(c)) for f, c in files.items()}
     pack = load_pack(fetch(entry, models_dir))
     told = (pack.model_id, pack.detection.head, pack.detection.normalization.color)
     assert told == ("open-model-zoo", "yunet", "BGR")
@@ -278,26 +274,6 @@ def test_the_published_network_becomes_a_calibrated_pack(reference: Path, server
         "calibration.json", "detector.onnx", "manifest.json", "recognizer.bin", "recognizer.xml",
     }  # fmt: skip
     assert json.loads((pack.directory / PULL_RECORD).read_text())["license"]["name"] == FREE.name
-
-
-def test_the_shipped_measurement_is_of_the_catalog_s_recognizer(reference: Path) -> None:
-    """If this fails, run kith-train measure data/models/open-model-zoo --data DATA --output
-    models/evidence/open-model-zoo.json --cache runs/cache.
-    """
-    catalog = read_catalog()["open-model-zoo"]
-    # SHA-384 of the files in the Open Model Zoo's model.yml.
-    published = {
-        "xml": "689fb39e94bbd0d22cfeeb9292d0b91ac753424a7ee2c0555070e4038a00bfcaad473b47303012b9a393027dbad0dbce",
-        "bin": "6d51703e854509dafdab9dfc6b932136d301d95be6d52c9c23b5a4f5de1ffec80e8d38b87e0e9556ad36f0dded1588ed",
-    }
-    for download in catalog.downloads[:2]:
-        suffix = download.file.rpartition(".")[2]
-        content = (reference / f"retail0095.{suffix}").read_bytes()
-        assert hashlib.sha384(content).hexdigest() == published[suffix]
-        assert (sha256(content), len(content)) == (download.sha256, download.size)
-    measured = read_evidence("open-model-zoo")
-    assert measured["calibration"]["recognizer"] == measured["recognizer"]
-    assert measured["metrics"]["lfw_view2"]["accuracy"]["mean"] > 0.99
 
 
 def test_a_liveness_network_is_pulled_beside_packs(server: Server, models_dir: Path) -> None:

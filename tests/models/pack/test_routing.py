@@ -23,7 +23,6 @@ from tests.networks import color_network
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from insightface.model_zoo.model_zoo import ModelRouter
     from insightface.utils.face_align import estimate_norm
 
 Write = Callable[[Path], object]
@@ -117,17 +116,6 @@ def test_the_first_detector_and_recognizer_win(folder: Path) -> None:
         "det_more.onnx": "a further detector; det_500m.onnx is used",
         "x.onnx": "a further recognizer; w600k_mbf.onnx is used",
     }
-
-
-@pytest.mark.parametrize("name", ["det_500m.onnx", "w600k_mbf.onnx", *INSIGHTFACE_FILES])
-def test_insightface_routes_alike(folder: Path, name: str) -> None:
-    for file, (write, _) in INSIGHTFACE_FILES.items():
-        write(folder / file)
-    pack = load_pack(folder)
-    tasks = {pack.detection.path.name: "detection", pack.recognition.path.name: "recognition"}
-    theirs = ModelRouter(str(folder / name)).get_model(providers=["CPUExecutionProvider"])
-    task = getattr(theirs, "taskname", None)  # a face swapper has none
-    assert tasks.get(name) == (task if task in ("detection", "recognition") else None)
 
 
 @pytest.mark.parametrize("side", [112, 128, 224, 256, 336, 384])

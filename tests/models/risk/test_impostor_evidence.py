@@ -120,5 +120,6 @@ def test_evidence_is_read_as_it_was_written() -> None:
     again = ImpostorEvidence.from_document(evidence.document())
     assert again.genuine is not None and evidence.genuine is not None
     assert np.array_equal(again.genuine.scores, evidence.genuine.scores)
-    assert again.rival == evidence.rival
+    assert np.array_equal(again.pairs, evidence.pairs) and np.array_equal(again.best, evidence.best)
+    assert (again.rival, again.probes, again.subjects, again.pair_count) == (evidence.rival, 20, 20, 190)
     assert again.levels is not None and again.levels.of([3, 5, 9]) == pytest.approx([0.1234, 0.0, -0.2])

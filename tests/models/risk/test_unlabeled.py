@@ -9,16 +9,7 @@ from numpy.typing import NDArray
 from models.pack.unlabeled_photos import calibrate_faces
 from models.risk.calibration import Calibration, histogram
 from models.risk.unlabeled import separate
-
-DIMENSION = 40
-
-
-def faces(people: int, photos: int, noise: float = 0.7) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return unit vectors of ``photos`` faces of each person, and their person."""
-    random = np.random.default_rng(0)
-    who = np.repeat(np.arange(people), photos)
-    vectors = random.normal(size=(people, DIMENSION))[who] + noise * random.normal(size=(len(who), DIMENSION))
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), who
+from tests.models.risk.test_albums import people
 
 
 def true_fmr(vectors: NDArray[np.float32], who: NDArray[np.int64], threshold: float) -> float:
@@ -26,29 +17,29 @@ def true_fmr(vectors: NDArray[np.float32], who: NDArray[np.int64], threshold: fl
     return float((impostors >= threshold).mean())
 
 
-@pytest.mark.parametrize(("people", "photos"), [(900, 1), (300, 3)])
-@pytest.mark.parametrize("rate", [1e-2, 1e-3])
-def test_thresholds_give_the_requested_fmr(people: int, photos: int, rate: float) -> None:
-    vectors, who = faces(people, photos)
+@pytest.mark.parametrize(("count", "photos"), [(900, 1), (300, 3)])
+def test_thresholds_give_the_requested_fmr(count: int, photos: int) -> None:
+    vectors, who = people(count, photos, seed=0)
     calibration = Calibration.from_document(calibrate_faces(vectors, np.arange(len(vectors))))
-    found = calibration.threshold_at_fmr(rate)
-    assert true_fmr(vectors, who, found.score) == pytest.approx(rate, rel=0.25)
-    assert found.low < found.score < found.high
+    for rate in (1e-2, 1e-3):
+        found = calibration.threshold_at_fmr(rate)
+        assert true_fmr(vectors, who, found.score) == pytest.approx(rate, rel=0.25)
+        assert found.low < found.score < found.high
 
 
 def test_the_share_of_repeated_people_is_estimated() -> None:
-    vectors, who = faces(300, 3)
+    vectors, who = people(300, 3, seed=0)
     upper = np.triu_indices(len(vectors), 1)
     scores = separate(histogram((vectors @ vectors.T)[upper]), len(vectors))
     assert scores.repeated_share == pytest.approx(float((who[upper[0]] == who[upper[1]]).mean()), rel=0.3)
 
 
 def test_one_person_twice_in_a_photo_is_a_mirror_or_collage() -> None:
-    vectors, _ = faces(600, 1)
+    vectors, _ = people(400, 1, seed=0)
     photos = np.arange(len(vectors))
     plain = Calibration.from_document(calibrate_faces(vectors, photos))
-    collage = np.concatenate([vectors, vectors[:1].repeat(60, 0)])
-    repeated = Calibration.from_document(calibrate_faces(collage, np.concatenate([photos, np.zeros(60, np.int64)])))
+    collage = np.concatenate([vectors, vectors[:1].repeat(40, 0)])
+    repeated = Calibration.from_document(calibrate_faces(collage, np.concatenate([photos, np.zeros(40, np.int64)])))
     expected = plain.threshold_at_fmr(1e-3).score
     assert repeated.threshold_at_fmr(1e-3).score == pytest.approx(expected, abs=0.03)
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from models.engines.selection import EngineChoice, EnginePreference, available_precisions, open_with_engine
 from models.pack.loading import load_pack
 from models.pack.quantization import quantizing, write_int8
-from models.runtime.dynamic_shapes import agrees, make_dynamic
+from models.runtime.dynamic_shapes import agrees
 from models.runtime.network import Engine
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import Detector
@@ -23,17 +23,13 @@ from models.vision.specs import DetectionSpec, Normalization
 SIDE = 640
 
 
-def detector(path: Path, rng: np.random.Generator, flat: bool, grid: bool = False) -> Path:
+def detector(path: Path, rng: np.random.Generator, flat: bool) -> Path:
     """Write a small detector of one 640x640 photo: two levels, the second enlarged to the size of the first.
-
-    Args:
-        flat: outputs have no batch axis, as in InsightFace's exports.
-        grid: add a constant of the canvas's size, which no other canvas fits.
+    ``flat``: outputs have no batch axis, as in InsightFace's exports.
     """
     fine, coarse = SIDE // 8, SIDE // 16
     weights = {"w8": (4, 3, 8, 8), "w16": (4, 4, 2, 2), "head": (2, 4, 1, 1)}
     constants = {name: rng.normal(size=shape, scale=0.2).astype(np.float32) for name, shape in weights.items()}
-    constants["grid"] = rng.normal(size=(1, 4, fine, fine)).astype(np.float32)
     shapes = {
         "sizes": [1, 4, fine, fine],
         "rows8": [-1, 1] if flat else [1, 2 * fine * fine, 1],
@@ -44,7 +40,7 @@ def detector(path: Path, rng: np.random.Generator, flat: bool, grid: bool = Fals
         helper.make_node("Conv", ["x", "w8"], ["a"], strides=[8, 8]),
         helper.make_node("Conv", ["a", "w16"], ["b"], strides=[2, 2]),
         helper.make_node("Resize", ["b", "", "", "sizes"], ["up"], mode="nearest", nearest_mode="floor"),
-        helper.make_node("Add", ["a", "grid" if grid else "up"], ["sum"]),
+        helper.make_node("Add", ["a", "up"], ["sum"]),
     ]
     for level, source in (("8", "sum"), ("16", "b")):
         nodes += [
@@ -94,14 +90,6 @@ def test_a_fixed_detector_runs_on_other_canvases(
     for row in range(3):
         for output, alone in zip(together, network.run(small[row : row + 1]), strict=True):
             np.testing.assert_allclose(output[row], alone[0], atol=1e-4)
-
-
-def test_a_detector_with_a_constant_grid_keeps_its_shape(tmp_path: Path, rng: np.random.Generator) -> None:
-    path = detector(tmp_path / "grid.onnx", rng, flat=True, grid=True)
-    assert make_dynamic(path) is not None
-    network = opened(path, "onnxruntime")
-    assert network.is_static
-    assert network.run(np.zeros((1, 3, SIDE, SIDE), np.float32))[0].shape == (2 * 80 * 80, 1)
 
 
 def test_an_int8_file_of_a_fixed_detector_is_dynamic(tmp_path: Path, rng: np.random.Generator) -> None:

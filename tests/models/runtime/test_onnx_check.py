@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from models.checksums import sha256_of
 from models.errors import PackError
-from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.loading import load_pack
 from models.pack.manifest import INT8_FILE, MANIFEST_FILE
 from models.runtime import onnx_check, openvino_network
 from models.runtime.onnx_check import check_model, check_network, read_model
@@ -72,35 +71,36 @@ def _function(model: onnx.ModelProto, domain: str) -> None:
     model.functions.append(helper.make_function(domain, "Mine", ["a"], ["b"], [node], [helper.make_opsetid("", 18)]))
 
 
+def running(operator: str, **attributes: Any) -> onnx.ModelProto:
+    return network(helper.make_node(operator, ["x"], ["z"], **attributes))
+
+
+def taking(given: onnx.ValueInfoProto) -> onnx.ModelProto:
+    return edited(lambda model: model.graph.input[0].CopyFrom(given))
+
+
 BODY = helper.make_graph([helper.make_node("Identity", ["c"], ["d"])], "body", [], [])
 HUGE = 2**62
+UNDECLARED = [onnx.StringStringEntryProto(key="location", value="a")]
+port = helper.make_tensor_value_info
 HOSTILE: dict[str, tuple[onnx.ModelProto, str]] = {
     "IR of the future": (edited(lambda m: setattr(m, "ir_version", 99)), "IR version 99"),
     "opset of the future": (edited(lambda m: setattr(m.opset_import[0], "version", 99)), "opset 99"),
     "no opset": (edited(lambda m: m.ClearField("opset_import")), "opset 0"),
-    "custom operator": (network(helper.make_node("Steal", ["x"], ["z"], domain="evil")), "'Steal' of 'evil'"),
-    "runtime's internal operator": (
-        network(helper.make_node("EPContext", ["x"], ["z"], domain="com.microsoft")),
-        "com.microsoft",
-    ),
-    "unknown operator": (network(helper.make_node("Steal", ["x"], ["z"])), "'Steal' that is not in the ONNX standard"),
+    "custom operator": (running("Steal", domain="evil"), "'Steal' of 'evil'"),
+    "runtime's internal operator": (running("EPContext", domain="com.microsoft"), "com.microsoft"),
+    "unknown operator": (running("Steal"), "'Steal' that is not in the ONNX standard"),
     "own function": (edited(lambda m: _function(m, "evil")), "custom operator"),
     "standard's name for an own function": (edited(lambda m: _function(m, "")), "custom operator"),
-    "loop": (network(helper.make_node("Loop", ["n", ""], ["z"], body=BODY)), "Loop"),
-    "reads files": (network(helper.make_node("ImageDecoder", ["x"], ["z"])), "ImageDecoder"),
+    "loop": (running("Loop", body=BODY), "Loop"),
+    "reads files": (running("ImageDecoder"), "ImageDecoder"),
     "hidden in a branch": (network(branches(2, helper.make_node("Steal", ["x"], ["b"], domain="evil"))), "'evil'"),
     "deeply nested graphs": (network(branches(5, helper.make_node("Identity", ["x"], ["b"]))), "nests subgraphs"),
     "training": (edited(lambda m: m.training_info.add()), "training graph"),
     "outside, absolute": (outside("/etc/passwd"), "another file"),
     "outside, beside": (outside("weights.bin", offset="0", length="24"), "another file"),
-    "outside, undeclared": (
-        with_weight(external_data=[onnx.StringStringEntryProto(key="location", value="a")]),
-        "another",
-    ),
-    "outside, in a constant": (
-        network(helper.make_node("Constant", [], ["c"], value=outside("a").graph.initializer[0])),
-        "another",
-    ),
+    "outside, undeclared": (with_weight(external_data=UNDECLARED), "another"),
+    "outside, in a constant": (running("Constant", value=outside("a").graph.initializer[0]), "another"),
     "too few bytes": (with_weight(raw_data=b"\0" * 20), "20 bytes or numbers, its shape needs 24"),
     "too many bytes": (with_weight(raw_data=b"\0" * 28), "28 bytes"),
     "negative side": (with_weight(dims=[-2, -3], raw_data=b"\0" * 24), "exceeds the limits"),
@@ -109,23 +109,11 @@ HOSTILE: dict[str, tuple[onnx.ModelProto, str]] = {
     "texts": (with_weight(data_type=TensorProto.STRING, string_data=[b"a"] * 6), "non-numeric"),
     "sparse": (edited(lambda m: m.graph.sparse_initializer.add()), "sparse"),
     "no input": (edited(lambda m: m.graph.ClearField("input")), "0 inputs"),
-    "two inputs": (edited(lambda m: m.graph.input.append(helper.make_tensor_value_info("b", 1, [1]))), "2 inputs"),
-    "input of texts": (
-        edited(lambda m: m.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.STRING, [1]))),
-        "not a numeric tensor",
-    ),
-    "input of a sequence": (
-        edited(lambda m: m.graph.input[0].CopyFrom(helper.make_tensor_sequence_value_info("x", 1, [1]))),
-        "not a numeric tensor",
-    ),
-    "oversized input": (
-        edited(lambda m: m.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", 1, [1, 3, 2**19, 2**19]))),
-        "has a shape",
-    ),
-    "input of nine sides": (
-        edited(lambda m: m.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", 1, [1] * 9))),
-        "has a shape",
-    ),
+    "two inputs": (edited(lambda m: m.graph.input.append(port("b", 1, [1]))), "2 inputs"),
+    "input of texts": (taking(port("x", TensorProto.STRING, [1])), "not a numeric tensor"),
+    "input of a sequence": (taking(helper.make_tensor_sequence_value_info("x", 1, [1])), "not a numeric tensor"),
+    "oversized input": (taking(port("x", 1, [1, 3, 2**19, 2**19])), "has a shape"),
+    "input of nine sides": (taking(port("x", 1, [1] * 9)), "has a shape"),
 }
 
 
@@ -210,19 +198,8 @@ def test_damaged_files_raise_only_the_pack_error(draw: st.DataObject, tmp_path: 
 # Packs
 
 
-@pytest.fixture
-def untrusted(tmp_path: Path) -> Path:
-    """Copy of the bundled pack outside the trusted directory."""
-    return pack_with_int8(tmp_path / "pack")
-
-
-def _manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    document = json.loads((folder / MANIFEST_FILE).read_text())
-    edit(document)
-    (folder / MANIFEST_FILE).write_text(json.dumps(document))
-
-
-def test_every_file_of_a_pack_is_checked(untrusted: Path) -> None:
+def test_every_file_of_a_pack_is_checked(tmp_path: Path) -> None:
+    untrusted = pack_with_int8(tmp_path / "pack")
     load_pack(untrusted).verify()
     small = untrusted / "int8" / "recognizer.onnx"
     onnx.save(HOSTILE["custom operator"][0], small)
@@ -233,47 +210,9 @@ def test_every_file_of_a_pack_is_checked(untrusted: Path) -> None:
         load_pack(untrusted).verify()
 
 
-def test_an_unversioned_directory_is_checked(reference: Path, tmp_path: Path) -> None:
-    for name in ("detector.onnx", "recognizer.onnx"):
-        shutil.copy(reference / name, tmp_path / name)
-    load_pack(tmp_path).verify()
-    model = onnx.load(tmp_path / "recognizer.onnx")
-    model.graph.node.append(helper.make_node("Steal", [], ["z"], domain="evil"))
-    (tmp_path / "recognizer.onnx").chmod(0o644)
-    onnx.save(model, tmp_path / "recognizer.onnx")
-    with pytest.raises(PackError, match="evil"):
-        load_pack(tmp_path).verify()
-
-
-def test_file_names_cannot_leave_the_pack(untrusted: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.onnx"
-    shutil.copy(BUNDLED_PACK / "recognizer.onnx", secret)
-    (untrusted / "link.onnx").symlink_to(secret)
-    (untrusted / "up").symlink_to(tmp_path)
-    for name in (
-        "../secret.onnx",
-        str(secret),
-        "link.onnx",
-        "up/secret.onnx",
-        "a\\b.onnx",
-        "a\0.onnx",
-        "https://a/b.onnx",
-    ):
-        _manifest(untrusted, lambda m, name=name: m["tasks"]["recognition"].update(file=name))  # type: ignore[misc]
-        with pytest.raises(PackError, match=r"tasks\.recognition\.file"):
-            load_pack(untrusted)
-
-
-def test_malformed_manifests_are_rejected(untrusted: Path) -> None:
+def test_malformed_manifests_are_rejected(tmp_path: Path) -> None:
     number, version = '{"manifest_version": ' + "9" * 5000 + "}", '{"manifest_version": 2}'
     for text in ("[" * 100_000, number, " " * 16_000_001, "\ufeff{}", version, "{"):
-        (untrusted / MANIFEST_FILE).write_text(text)
+        (tmp_path / MANIFEST_FILE).write_text(text)
         with pytest.raises(PackError):
-            load_pack(untrusted)
-
-
-def test_excessive_sizes_are_rejected(untrusted: Path) -> None:
-    for field, value in (("input_size", [10**6, 10**6]), ("embedding_dimension", 10**9)):
-        _manifest(untrusted, lambda m, f=field, v=value: m["tasks"]["recognition"].update({f: v}))  # type: ignore[misc]
-        with pytest.raises(PackError, match="less than or equal to"):
-            load_pack(untrusted)
+            load_pack(tmp_path)

@@ -12,7 +12,6 @@ from models.pack.manifest import ModelPack
 from models.runtime.onnx_files import restore_fp32_weights
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.runtime.quantization import Quantizer
-from models.vision.recognition import l2_normalize
 
 
 def layers(path: Path) -> dict[str, bool]:
@@ -43,7 +42,10 @@ def test_only_sensitive_layers_stay_fp32(task: str, pack: ModelPack, tmp_path: P
         assert {made_by[node.input[0]] for node in graph.node if node.op_type == "LeakyRelu"} == {"Conv"}
 
 
-def test_networks_of_old_opsets_and_unnamed_layers_are_quantized(tmp_path: Path, rng: np.random.Generator) -> None:
+@pytest.fixture
+def old(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """Network of an old opset, with three unnamed layers."""
+    shapes = (("first", (8, 3, 3, 3)), ("second", (8, 8, 3, 3)), ("third", (4, 8, 1, 1)))
     graph = onnx.helper.make_graph(
         [
             onnx.helper.make_node("Conv", ["x", "first"], ["a"], kernel_shape=[3, 3]),
@@ -55,34 +57,26 @@ def test_networks_of_old_opsets_and_unnamed_layers_are_quantized(tmp_path: Path,
         "old",
         [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 3, 16, 16])],
         [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 4, 12, 12])],
-        [
-            onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
-            for name, shape in (("first", (8, 3, 3, 3)), ("second", (8, 8, 3, 3)), ("third", (4, 8, 1, 1)))
-        ],
+        [onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name) for name, shape in shapes],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 11)], ir_version=6)
     onnx.save(model, tmp_path / "old.onnx")
-    batch = rng.normal(size=(8, 3, 16, 16)).astype(np.float32)
-    quantizer = Quantizer(tmp_path / "old.onnx", [batch], tmp_path)
-    quantizer.write(tmp_path / "int8.onnx", quantizer.sensitive)
-    assert sum(layers(tmp_path / "int8.onnx").values()) == 1  # first and last stay fp32
-    exact, small = (OnnxNetwork(tmp_path / name).run(batch)[0] for name in ("old.onnx", "int8.onnx"))
-    assert 0 < np.abs(small - exact).max() < 0.05 * np.abs(exact).max()
+    return tmp_path / "old.onnx"
 
 
-def test_averaged_ranges_round_less(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
-    spec = pack.recognition
-    restore_fp32_weights(spec.path, tmp_path / "wide.onnx")
-    x = rng.uniform(-1, 1, (2, 3, 112, 112)).astype(np.float32)
-    expected = l2_normalize(OnnxNetwork(spec.path).run(x)[0])
-    errors, kept = {}, set[str]()
-    for is_recognizer in (False, True):
-        folder = tmp_path / str(is_recognizer)
+def test_the_middle_is_quantized_and_averaged_ranges_round_less(
+    old: Path, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    x = rng.normal(size=(8, 3, 16, 16)).astype(np.float32)
+    (exact,) = OnnxNetwork(old).run(x)
+    kept = Quantizer(old, [], tmp_path).sensitive
+    errors = list[float]()
+    for batches, is_recognizer in (([x], False), ([30 * x, x, x, x], False), ([30 * x, x, x, x], True)):
+        folder = tmp_path / str(len(errors))
         folder.mkdir()
-        batches = [30 * x, x, x, x]  # one batch is far from the others
-        quantizer = Quantizer(tmp_path / "wide.onnx", batches, folder, is_recognizer)
-        kept = kept or set(quantizer.sensitive)  # the same layers, so that only the ranges differ
-        quantizer.write(folder / "small.onnx", kept)
-        found = l2_normalize(OnnxNetwork(folder / "small.onnx").run(x)[0])
-        errors[is_recognizer] = float(1 - (found * expected).sum(1).mean())
-    assert errors[True] < 0.7 * errors[False]
+        Quantizer(old, batches, folder, is_recognizer).write(folder / "int8.onnx", kept)
+        assert sum(layers(folder / "int8.onnx").values()) == 1  # first and last stay fp32
+        errors.append(float(np.abs(OnnxNetwork(folder / "int8.onnx").run(x)[0] - exact).max() / np.abs(exact).max()))
+    fitting, widest, averaged = errors  # one batch is far from the others
+    assert 0 < fitting < 0.05
+    assert averaged < 0.7 * widest

@@ -116,15 +116,6 @@ def test_a_canvas_holds_the_photo(height: int, width: int) -> None:
     assert canvas.height_px % 32 == canvas.width_px % 32 == 0
 
 
-def test_the_group_photo_shows_six_people(detector: Detector, group: NDArray[np.uint8]) -> None:
-    (faces,) = detector.detect([group])
-    assert len(faces) == 6
-    left_eye, right_eye, nose, left_mouth, right_mouth = faces.landmarks_xy.transpose(1, 0, 2)
-    assert (left_eye[:, 0] < right_eye[:, 0]).all()
-    assert (left_mouth[:, 0] < right_mouth[:, 0]).all()
-    assert (nose[:, 1] > left_eye[:, 1]).all()
-
-
 def yunet_detector(reference: Path) -> Detector:
     spec = replace(
         load_pack(reference).detection,

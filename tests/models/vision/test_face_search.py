@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import cv2
@@ -17,13 +19,38 @@ from PIL import Image as PillowImage
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import rotate_points
-from models.vision.detection import Detector, PreparedPhoto, RawOutputs, downscale, overlaps
+from models.vision.detection import Detections, Detector, PreparedPhoto, RawOutputs, downscale, overlaps
 from models.vision.face_search import VIEWS_PER_BATCH, Detail, FaceSearch, find_faces, search_bytes
 from models.vision.tiles import MAX_TILES, lay_tiles
-from tests.models.vision.pasted import Portrait, count_found, mosaic, packaged_backgrounds, paste, place_faces
 from tests.models.vision.test_detection import yunet_detector
 
 Image = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Portrait:
+    """Photo of one face, and its ``box`` x0, y0, x1, y1 in pixels."""
+
+    photo: Image
+    box: NDArray[np.float32]
+
+    def scaled(self, face_px: float) -> Portrait:
+        """Return the portrait with a face of this width."""
+        scale = face_px / float(self.box[2] - self.box[0])
+        method = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
+        photo = cv2.resize(self.photo, None, fx=scale, fy=scale, interpolation=method)
+        return Portrait(np.asarray(photo, np.uint8), self.box * np.float32(scale))
+
+
+def paste(canvas: Image, portrait: Portrait, left: int, top: int) -> NDArray[np.float32]:
+    """Paste a portrait into the canvas and return the box of its face."""
+    height, width = portrait.photo.shape[:2]
+    canvas[top : top + height, left : left + width] = portrait.photo
+    return portrait.box + np.array([left, top, left, top], np.float32)
+
+
+def grain(height: int, width: int) -> Image:
+    return np.random.default_rng(0).integers(90, 130, (height, width, 3), np.uint8)
 
 
 class CountingDetector(Detector):
@@ -64,20 +91,26 @@ def portraits(detector: Detector, group: Image, astronaut: Image) -> list[Portra
 
 
 def crowd(height: int, width: int, face_px: float, portraits: Sequence[Portrait]) -> tuple[Image, NDArray[np.float32]]:
-    """Return a photo of 20 faces on a background of real photos, and their boxes."""
-    rng = np.random.default_rng(0)
-    photo = mosaic(height, width, packaged_backgrounds(), rng)
-    boxes = place_faces(photo, portraits, face_px, 20, rng)
-    assert len(boxes) == 20
-    return photo, boxes
+    """Return a photo of 20 faces, each at a random place of its part of the photo, and their boxes."""
+    rng, photo, boxes = np.random.default_rng(0), grain(height, width), []
+    for number, (row, column) in enumerate(product(range(4), range(5))):
+        portrait = portraits[number % len(portraits)].scaled(face_px)
+        tall, wide = portrait.photo.shape[:2]
+        top = row * height // 4 + int(rng.integers(height // 4 - tall))
+        boxes.append(paste(photo, portrait, column * width // 5 + int(rng.integers(width // 5 - wide)), top))
+    return photo, np.array(boxes)
+
+
+def found_at(boxes: NDArray[np.float32], faces: Detections) -> list[int]:
+    """Return how many faces were found at each box."""
+    counts: list[int] = overlaps(boxes, faces.boxes_xyxy).sum(1).tolist()
+    return counts
 
 
 @pytest.mark.parametrize(
     ("width", "height", "face_px", "at_low"),
     [
         (12_000, 4000, 150, 8),
-        (4000, 3000, 60, 15),
-        (3000, 12_000, 100, 1),
         (1920, 1080, 40, 18),
         (4000, 3000, 36, 5),  # nearly the smallest that is stated
     ],
@@ -86,15 +119,15 @@ def test_small_faces_in_large_photos_are_found_at_high(
     detector: Detector, portraits: list[Portrait], width: int, height: int, face_px: float, at_low: int
 ) -> None:
     photo, boxes = crowd(height, width, face_px, portraits)
-    assert count_found(find_faces(detector, photo, "low"), boxes)[0] <= at_low
-    faces = find_faces(detector, photo, "high")
-    assert count_found(faces, boxes)[0] >= (16 if face_px < 40 else 18)
-    assert overlaps(boxes, faces.boxes_xyxy).sum(1).max() == 1  # none twice
+    assert sum(found_at(boxes, find_faces(detector, photo, "low"))) <= at_low
+    found = found_at(boxes, find_faces(detector, photo, "high"))
+    assert sum(found) >= (16 if face_px < 40 else 18)
+    assert max(found) == 1  # none twice
 
 
 def test_faces_on_the_edges_of_tiles_are_found_once(detector: Detector, portraits: list[Portrait]) -> None:
     height, width = 3000, 4000
-    photo = mosaic(height, width, packaged_backgrounds(), np.random.default_rng(0))
+    photo = grain(height, width)
     (level,) = lay_tiles(height, width, 640)
     corners = sorted({(tile.left / tile.scale, tile.top / tile.scale) for tile in level if tile.left and tile.top})
     boxes = []
@@ -104,10 +137,10 @@ def test_faces_on_the_edges_of_tiles_are_found_once(detector: Detector, portrait
         boxes.append(paste(photo, portrait, round(left) - wide // 2, round(top) - tall // 2))
     faces = find_faces(detector, photo, "high")
     assert len(boxes) == 12
-    assert (overlaps(np.array(boxes), faces.boxes_xyxy).sum(1) == 1).all()
+    assert found_at(np.array(boxes), faces) == [1] * 12
 
 
-@pytest.mark.parametrize("face_px", [250, 600, 1500])
+@pytest.mark.parametrize("face_px", [250, 1500])
 def test_a_face_larger_than_a_tile_is_found_once(detector: Detector, astronaut: Image, face_px: float) -> None:
     (face,) = detector.detect([astronaut])
     portrait = Portrait(astronaut, face.boxes_xyxy[0]).scaled(face_px)
@@ -120,13 +153,12 @@ def test_a_face_larger_than_a_tile_is_found_once(detector: Detector, astronaut: 
     assert faces.scores[~found].max(initial=0) < 0.6  # no part of the face
 
 
-@pytest.mark.parametrize("turns", [1, 2])
-def test_a_large_photo_may_be_rotated(detector: Detector, portraits: list[Portrait], turns: int) -> None:
-    photo, boxes = crowd(3000, 4000, 100, portraits)
-    faces = find_faces(detector, np.rot90(photo, turns).copy(), "high")
-    corners = rotate_points(boxes.reshape(-1, 2, 2), turns, 4000, 3000)
+def test_a_large_photo_may_be_rotated(detector: Detector, portraits: list[Portrait]) -> None:
+    photo, boxes = crowd(1500, 2000, 60, portraits)
+    faces = find_faces(detector, np.rot90(photo).copy(), "high")
+    corners = rotate_points(boxes.reshape(-1, 2, 2), 1, 2000, 1500)
     turned = np.concatenate([corners.min(1), corners.max(1)], 1)
-    assert count_found(faces, turned)[0] >= 19
+    assert sum(found_at(turned, faces)) >= 19
 
 
 def test_a_photo_without_a_face_costs_one_look(counting: CountingDetector, nobody: Image, astronaut: Image) -> None:
@@ -160,7 +192,7 @@ def test_the_work_for_a_large_photo_is_bounded(
     assert max(counting.batches) <= VIEWS_PER_BATCH
 
 
-@pytest.mark.parametrize(("height", "width"), [(3000, 4000), (4000, 12_000)])
+@pytest.mark.parametrize(("height", "width"), [(3000, 4000), (1000, 6000)])
 def test_the_memory_of_tiles_is_estimated(detector: Detector, height: int, width: int) -> None:
     photo = np.zeros((height, width, 3), np.uint8)
     whole = detector.prepare(photo)
@@ -220,9 +252,9 @@ def test_a_face_that_fills_the_photo_is_found(detector: Detector, astronaut: Ima
 
 
 def agreeing_share(detector: Detector, data: Path, turns: int) -> float:
-    """Return the share of 24 photos of LFW, rotated, whose landmarks are those of the upright photo."""
+    """Return the share of 12 photos of LFW, rotated, whose landmarks are those of the upright photo."""
     with (data / "lfw" / "landmarks_yunet.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))[::500]
+        rows = list(csv.DictReader(stream))[::1000]
     agreeing = 0
     for row in rows:
         with PillowImage.open(data / "lfw" / "images" / row["file"]) as image:

@@ -14,11 +14,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.engines.selection import EnginePreference, open_networks
 from models.errors import PackError
 from models.pack.loading import load_pack
 from models.pack.manifest import LIVENESS_ALIGNMENT, MANIFEST_FILE
-from models.runtime.network import Engine
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import Alignment, align, similarity_transforms
 from models.vision.detection import Detector
@@ -28,7 +26,6 @@ from tests.networks import warmth
 from tests.packs import judging_pack
 
 Photo = NDArray[np.uint8]
-ENGINES: tuple[Engine, ...] = ("onnxruntime", "openvino")
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +38,6 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> LivenessSpec:
 def crop_of(spec: LivenessSpec) -> Alignment:
     assert isinstance(spec.crop, Alignment)
     return spec.crop
-
-
-def test_defaults_match_insightface(spec: LivenessSpec) -> None:
-    addon = pytest.importorskip("insightface.addons.liveness")
-    np.testing.assert_allclose(crop_of(spec).template_xy, addon.DESTINATION_LANDMARKS, rtol=1e-6)
-    assert crop_of(spec).size_px == addon.INPUT_SIZE
-    assert (spec.threshold, spec.max_outside) == (addon.DEFAULT_THRESHOLD, addon.MAX_OOB_RATIO)
 
 
 @pytest.mark.parametrize("batch", [1, "batch"])
@@ -118,15 +108,6 @@ def test_verdicts_use_the_given_or_the_packs_threshold() -> None:
     assert LivenessResult(0.79, 0.8).verdict(0.5) == "live"
     assert LivenessResult(0.79, 0.8).verdict(0.0) == "live"
     assert LivenessResult(None, 0.0).verdict(0.0) == "not_judged"
-
-
-def test_every_engine_runs_the_network(spec: LivenessSpec, rng: np.random.Generator) -> None:
-    crops = rng.integers(0, 256, (5, 80, 80, 3), dtype=np.uint8)
-    by_one, by_other = (
-        LivenessClassifier(open_networks(spec, EnginePreference(engine, "fp32")).networks[0], spec).scores(crops)
-        for engine in ENGINES
-    )
-    np.testing.assert_allclose(by_one, by_other, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -51,24 +51,6 @@ def opened(spec: DetectionSpec | RecognitionSpec | LivenessSpec, engine: Engine)
     return open_network(spec, EnginePreference(engine, "fp32"))
 
 
-def _truncated(path: Path) -> Path:
-    path.write_bytes(color_network(path).read_bytes()[:-200])
-    return path
-
-
-def _external(path: Path) -> Path:
-    model = onnx.load(color_network(path))
-    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    return path
-
-
-def _inconsistent(path: Path) -> Path:
-    model = onnx.load(color_network(path))
-    model.graph.initializer[1].dims[:] = [64, 3]
-    onnx.save(model, path)
-    return path
-
-
 def _over_the_batch(path: Path) -> Path:
     model = onnx.load(color_network(path))
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.array([0, 2, 3], np.int64), "axes"))
@@ -78,7 +60,6 @@ def _over_the_batch(path: Path) -> Path:
 
 UNUSABLE_RECOGNIZERS: dict[str, tuple[Write, str]] = {
     "signed bytes": (lambda p: color_network(p, dtype=TensorProto.INT8), "input of type"),
-    "bfloat16": (lambda p: color_network(p, dtype=TensorProto.BFLOAT16), "input of type"),
     "channels last": (lambda p: color_network(p, ["batch", 112, 112, 3], axes=(1, 2)), ", 112, 112, 3"),
     "gray": (lambda p: color_network(p, ["batch", 1, 112, 112]), ", 1, 112, 112"),
     "vectors": (lambda p: color_network(p, ["batch", 3], axes=()), "an input of"),
@@ -100,9 +81,6 @@ UNUSABLE_RECOGNIZERS: dict[str, tuple[Write, str]] = {
     "no numbers": (lambda p: color_network(p, numbers=0, declared=["batch", 0]), "x.onnx|returns 0"),
     "undefined numbers": (lambda p: color_network(p, factor=NAN), "finite"),
     "zeros": (lambda p: color_network(p, factor=0), "zero"),
-    "truncated": (_truncated, "is not an ONNX file|bytes or numbers"),
-    "external weights": (_external, "in another file"),
-    "inconsistent weights": (_inconsistent, r"x\.onnx"),
     "one vector per batch": (_over_the_batch, r"x\.onnx|embedding_dimension"),
 }
 
@@ -165,7 +143,6 @@ UNUSABLE_DETECTORS: dict[str, tuple[Write, str]] = {
     "one anchor": (lambda p: scrfd_network(p, anchors=1), "head needs"),
     "oblong photos only": (lambda p: scrfd_network(p, 480, 640, grid=True), "only photos of 480x640"),
     "undefined numbers": (lambda p: scrfd_network(p, bias=NAN), "not finite"),
-    "two inputs": (lambda p: color_network(p, outputs=9, further_inputs=1), "2 inputs"),
 }
 
 
