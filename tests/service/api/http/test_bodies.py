@@ -6,7 +6,6 @@ import asyncio
 import base64
 import gzip
 import json
-import os
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -139,19 +138,6 @@ def test_files_of_a_form_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None
     scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"multipart/form-data; boundary=b")]}
     parts = asyncio.run(read_form(Request(scope, receive), 4))
     assert [(name, len(part)) for name, part in parts] == [("images", size) for size in sizes]
-
-
-def test_a_form_may_arrive_in_any_chunks(server: str, astronaut: Photo) -> None:
-    """Chunk boundaries may fall anywhere, also within a form boundary."""
-    photo = jpeg(astronaut) + os.urandom(2000) + b"\r\n--bound\r\n--boun\r\r\n-"
-    form = b'--boundary\r\nContent-Disposition: form-data; name="images"; filename="p"\r\n\r\n' + photo
-    form += b'\r\n--boundary\r\nContent-Disposition: form-data; name="request"\r\n\r\n{}\r\n--boundary--\r\n'
-    headers = {"Content-Type": 'multipart/form-data; boundary="boundary"'}
-    url = f"{server}/v1/detect"
-    whole = httpx.post(url, content=form, headers=headers)
-    pieces = httpx.post(url, content=_chunks(form, 37), headers=headers)
-    assert len(whole.json()["images"][0]["faces"]) == 1
-    assert pieces.json() == whole.json()
 
 
 def _chunks(body: bytes, size: int = 10_000) -> Iterator[bytes]:

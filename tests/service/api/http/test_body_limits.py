@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import os
@@ -16,11 +15,9 @@ from urllib.parse import quote
 
 import httpx2 as httpx
 import pytest
-from starlette.requests import Request
 
-from kith.wire.faces import EmbedIn
 from service.api.http.access import needs_of
-from service.api.http.bodies import max_body_bytes, read_json
+from service.api.http.bodies import max_body_bytes
 from service.api.http.gate import DEFAULT_BODY_BYTES
 from service.app import create_app
 from service.core.json_limits import MAX_VALUES, check_json
@@ -102,16 +99,6 @@ def test_all_bodies_together_have_a_limit(limited: tuple[str, Settings]) -> None
 JSON = {"Content-Type": "application/json"}
 
 
-def read(body: bytes, piece: int) -> EmbedIn:
-    """Read a body that arrives in chunks, without a server."""
-    pieces = [body[start : start + piece] for start in range(0, len(body), piece)]
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
-
-    return asyncio.run(read_json(Request({"type": "http", "method": "POST", "headers": []}, receive), EmbedIn))
-
-
 def test_nested_metadata_are_stored_unchanged_or_refused(server: str, gallery: str) -> None:
     for depth in (50, 100, 101, 250, 1000, MAX_VALUES - 10):
         value = "[" * depth + "]" * depth
@@ -128,19 +115,6 @@ def test_photos_and_embeddings_do_not_count_as_values() -> None:
     photos = [base64.b64encode(os.urandom(100_000)).decode()] * 16
     check_json(json.dumps({"images": photos, "embeddings": [[0.0] * 512] * 16}).encode(), 16 * 512)
     check_json(json.dumps({"metadata": {"k": "Commas, as in a long text, " * 1000}}).encode())
-
-
-@pytest.mark.parametrize("piece", [997, 65_536])
-@pytest.mark.parametrize("size", [10, 74_999, 75_000, 600_000])
-@pytest.mark.parametrize("written", ["plain", "slashes", "lines"])
-def test_photos_of_any_length_are_read_unchanged(piece: int, size: int, written: str) -> None:
-    photos = [os.urandom(size), b"", os.urandom(size + 1)]
-    encode = base64.encodebytes if written == "lines" else base64.b64encode
-    document = json.dumps({"model": "m", "images": [encode(photo).decode() for photo in photos]})
-    if written == "slashes":
-        document = document.replace("/", "\\/")
-    body = read(document.encode(), piece)
-    assert (body.images, body.model) == (photos, "m")
 
 
 class Waits:
