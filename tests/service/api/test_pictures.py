@@ -32,20 +32,15 @@ def test_the_crop_of_a_subject_is_that_of_its_best_template(
 def test_many_crops_are_read_at_once_with_one_audit_line(
     kith: Kith, gallery: str, astronaut: NDArray[np.uint8]
 ) -> None:
-    kith.update_gallery(gallery, remember_strangers_days=30)
-    plain = kith.identify(gallery, jpeg(astronaut), faces="largest").results[0].stranger
-    assert plain is not None and kith.crops(gallery, [{"stranger": plain.id}]) == [None]
-    kith.forget_strangers(gallery)
-    kith.update_gallery(gallery, keep_crops=True)
+    kith.update_gallery(gallery, remember_strangers_days=30, keep_crops=True)
     stranger = kith.identify(gallery, jpeg(astronaut), faces="largest").results[0].stranger
     assert stranger is not None
     assert kith.export_stranger(gallery, stranger.id)["subject"]["templates"][0]["crops"][0]["image"]
     templates = {}
-    for subject, photo in (("ada", astronaut), ("grace", astronaut[:, ::-1])):
+    for subject, photo in (("ada", astronaut), ("grace", astronaut[:, ::-1]), ("plain", astronaut)):
+        kith.update_gallery(gallery, keep_crops=subject != "plain")
         enrolled = kith.enroll(gallery, subject, jpeg(photo), face="largest", allow_duplicate=True)
         templates[subject] = enrolled.results[0].template or ""
-    kith.update_gallery(gallery, keep_crops=False)
-    kith.enroll(gallery, "plain", jpeg(astronaut), face="largest", allow_duplicate=True)
     wanted = [
         {"subject": "grace"},
         {"subject": "ada", "template": templates["ada"]},
@@ -57,14 +52,12 @@ def test_many_crops_are_read_at_once_with_one_audit_line(
     ]
     crops = kith.crops(gallery, wanted)
     assert [crop is not None for crop in crops] == [True, True, False, False, False, True, False]
+    assert crops[0] != crops[1]
     (line,) = kith.audit(gallery, event="crop_read")
-    assert line.details["count"] == 3
+    assert (line.details["count"], len(line.details["subjects"])) == (3, 2)
     assert (line.details["strangers"], line.details["templates"]) == ([stranger.id], [templates["ada"]])
-    assert len(line.details["subjects"]) == 2
     for subject, lines in (("ada", 1), ("grace", 1), ("nobody", 0), ("plain", 0)):
         assert len(list(kith.audit(gallery, event="crop_read", subject=subject))) == lines
-    own = [{"subject": name, "template": template} for name, template in templates.items()]
-    assert kith.crops(gallery, own) == [crops[1], crops[0]]
 
     kith.create_gallery("elsewhere")
     assert kith.crops("elsewhere", wanted) == [None] * len(wanted)

@@ -103,26 +103,19 @@ def test_enroll_identify_verify_delete(
     assert (gone.outcome, gone.candidates) == ("unknown", [])
 
 
-def test_the_threshold_follows_the_risk(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
-    vectors = rng.normal(size=(20, kith.model().dimension))
-    kith.enroll(gallery, "first", embeddings=[vectors[0]])
+def test_the_threshold_follows_the_risk(kith: Kith, gallery: str) -> None:
+    vector = np.eye(kith.model().dimension)[0]
+    kith.enroll(gallery, "ada", embeddings=[vector])
 
     def threshold(**risk: Unpack[Risk]) -> float:
-        (result,) = kith.identify(gallery, embeddings=[vectors[0]], risk=risk).results
-        return result.threshold or 0
+        return kith.identify(gallery, embeddings=[vector], risk=risk).results[0].threshold or 0
 
     alone = threshold(fpir=0.001)
     assert threshold(fpir=0.01) < alone < threshold(fpir=0.0001)
+    assert threshold(fmr=0.001) < threshold(fmr=0.0001)
     assert (threshold(preset="standard"), threshold(threshold=0.3)) == (alone, 0.3)
-    (impossible,) = kith.identify(gallery, embeddings=[vectors[0]], risk={"fpir": 1e-12}).results
+    (impossible,) = kith.identify(gallery, embeddings=[vector], risk={"fpir": 1e-12}).results
     assert (impossible.outcome, impossible.reasons) == ("unknown", ["risk_out_of_reach"])
-    kith.enroll(gallery, "first", embeddings=[vectors[0]] * 3)
-    assert threshold(fpir=0.001) == alone
-    for i, vector in enumerate(vectors[1:]):
-        kith.enroll(gallery, f"other{i}", embeddings=[vector], allow_duplicate=True)  # these are no faces
-    kith.calibrate(gallery)
-    assert threshold(fpir=0.01) < threshold(fpir=0.001) < threshold(fpir=0.0001)
-    assert threshold(fmr=0.0001) > threshold(fmr=0.001)
 
 
 def test_a_repeated_idempotency_key_returns_the_first_response(

@@ -14,17 +14,12 @@ import numpy as np
 import pytest
 
 from kith import Kith
-from models.engines import selection
-from models.engines.selection import EnginePreference, OpenedNetworks, open_networks
-from models.pack.loading import load_pack
-from models.vision.specs import DetectionSpec, NetworkSpec
 from service.cli.commands.enroll import EnrollmentReport, print_report
-from service.cli.tools.doctor import check_conflicts, check_gpu_runtime, check_gpus, diagnose
+from service.cli.tools.doctor import check_conflicts, check_gpu_runtime, diagnose
 from service.core.errors import SettingsError
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
-from tests.packs import pack_in_openvinos_format
 from tests.service.cli.conftest import Program, written
 from tests.service.usecases.test_bulk_enrollment import as_zip
 
@@ -129,10 +124,8 @@ def test_gallery_risk_prints_thresholds(run: Program, kith: Kith, gallery: str, 
     assert "2 subjects" in run("calibrate", "-g", gallery)
     assert "0.02" in run("gallery", "risk", gallery, "--fpir", "0.02")
     report = json.loads(run("gallery", "risk", gallery, "--json"))
-    assert report["evidence"]["pair_count"] == 1
     (moved, *_) = json.loads(run("audit", "list", "-g", gallery, "--event", "threshold_moved", "--json"))
     assert moved["details"]["after"]["threshold"] == report["threshold"]
-    assert "threshold_moved" in run("audit", "list", "-g", gallery)
 
 
 LATIN1 = os.fsdecode(b"Ren\xe9")
@@ -217,9 +210,7 @@ def test_two_or_an_overwritten_onnxruntime_are_errors() -> None:
 def test_this_installation_is_sound(local: Program, tmp_path: Path) -> None:
     del local.environment["KITH_RUNTIME"]
     checks = json.loads(local("doctor", "--json"))
-    assert [
-        check for check in checks if check.keys() != {"what", "verdict", "detail"} or check["verdict"] != "ok"
-    ] == []
+    assert {check["verdict"] for check in checks} == {"ok"}
     assert {"detector.onnx", "recognizer.onnx"} <= {check["what"] for check in checks}
     assert any("nodes on OpenVINO" in check["detail"] for check in checks)
     assert any("nodes on CPUExecutionProvider" in c.detail for c in diagnose(load_settings(runtime="onnxruntime")))
@@ -234,18 +225,3 @@ def test_openvino_suffices_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) 
     assert any("nodes on OpenVINO" in c.detail for c in checks)
     monkeypatch.setitem(sys.modules, "openvino", None)
     assert [c.what for c in diagnose(load_settings(runtime=None)) if c.verdict == "error"] == ["onnxruntime"]
-
-
-def test_a_recognizer_that_gpus_do_not_run_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "diagnose_cuda", lambda: None)
-    monkeypatch.setattr(selection, "visible_gpus", lambda: ["NVIDIA H200"])
-    settings = load_settings(device="gpu", runtime=None)
-    monkeypatch.setattr("service.cli.tools.doctor.open_networks", without_detector)
-    *_, check = check_gpus(settings, [load_pack(pack_in_openvinos_format(tmp_path / "pack"))])
-    assert (check.what, check.verdict) == ("gpu", "error")
-    assert "recognizer.xml: is in OpenVINO's format, which only OpenVINO runs" in check.detail
-
-
-def without_detector(spec: NetworkSpec, wish: EnginePreference) -> OpenedNetworks:
-    """Open a recognizer; a detector would need a GPU."""
-    return OpenedNetworks([]) if isinstance(spec, DetectionSpec) else open_networks(spec, wish)
