@@ -69,13 +69,6 @@ async function contents(response, parse = JSON.parse) {
   }
 }
 
-/** Whether the service answers without a key. */
-export const isOpen = () =>
-  fetch(address("/v1/galleries?limit=1")).then(
-    ({ ok }) => ok,
-    () => false,
-  );
-
 /** Like `call`, but return the Response, for files. */
 export async function send(method, path, { query = {}, json, body, type, headers = {}, signal } = {}) {
   const url = address(path);
@@ -106,12 +99,14 @@ export async function send(method, path, { query = {}, json, body, type, headers
     },
   );
   problem.retryAfter = Number(response.headers.get("Retry-After")) || null;
-  if (response.status === 401 && problem.code !== "waylaid") {
-    const refused = new Event("refused");
-    refused.problem = problem;
-    EVENTS.dispatchEvent(refused);
-  }
-  throw problem;
+  throw told(problem);
+}
+
+/** Report a missing or invalid key. Returns the problem. */
+export function told(problem) {
+  if (problem.status === 401 && problem.code !== "waylaid")
+    EVENTS.dispatchEvent(Object.assign(new Event("refused"), { problem }));
+  return problem;
 }
 
 /** Return the result of `ask`, with up to three retries after the pause that a busy service requests. `onWait(seconds)` is

@@ -1,15 +1,17 @@
 // “Who is it?”: a new or an enrolled person of a gallery.
 
+import { part } from "./api.js";
 import { personField } from "./choices.js";
 import { ask } from "./dialogs.js";
 import { fill, h } from "./dom.js";
-import { choice, field, textInput, ticked, toast, unique } from "./ui.js";
+import { choice, field, textInput, ticked } from "./forms.js";
+import { toast, unique } from "./ui.js";
 import * as words from "./words.js";
 
 /**
  * Fields for a new or an enrolled person. `known`: the enrolled person at first, if not null. `name`: the input of the name,
  * `between`: elements after the id. The result has the `elements`, the inputs, and `who()`, which resolves to
- * {id, name, isNew}, or to a text that says what is missing.
+ * {id, name, isNew}, or to a text that says what is missing. It rejects ids that no address can have.
  */
 export function whoFields(signal, { label, isNew, texts, name = textInput({ maxLength: 500 }), between, onSwap }) {
   const id = textInput({ maxLength: 128 });
@@ -49,7 +51,7 @@ export function whoFields(signal, { label, isNew, texts, name = textInput({ maxL
       const found = fresh.checked ? { id: id.value.trim(), name: name.value.trim() || null } : await person.find();
       if (!found) return person.unfound;
       if (!found.id) return "Enter a name or an id.";
-      return (fresh.checked && words.idRefusal(found.id)) || { ...found, isNew: fresh.checked };
+      return part(found.id) && { ...found, isNew: fresh.checked };
     },
     /** Show the fields for an enrolled person, or for a new one. */
     choose(known) {

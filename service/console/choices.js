@@ -4,8 +4,9 @@ import { all, call, galleryPath, newest, subjectPath } from "./api.js";
 import { fill, h } from "./dom.js";
 import { counted } from "./numbers.js";
 import { read, write } from "./store.js";
-import { afterTyping, choice, empty, field, heading, linkButton, loading, tell, textInput, unique } from "./ui.js";
-import { PRESETS, called, idRefusal, riskBriefly, unfound } from "./words.js";
+import { afterTyping, choice, field, textInput } from "./forms.js";
+import { empty, heading, linkButton, loading, tell, unique } from "./ui.js";
+import { PRESETS, called, riskBriefly, unfound } from "./words.js";
 
 const GALLERY = "kith-gallery";
 const RISK = "kith-risk";
@@ -24,23 +25,17 @@ export async function galleries(signal, most) {
 
 /** A page with `desk(known, params, signal)`, or with a hint to create a gallery if there is none. */
 export function galleryDesk(title, lead, desk, params, signal) {
-  const first = () =>
-    empty(
-      "gallery",
-      "Create a gallery first",
-      "A gallery holds the people to recognize, such as a staff, a club or a family. Create one and enroll people.",
-      linkButton("Create a gallery", "#/galleries?new=1", { kind: "primary", icon: "plus" }),
-    );
+  const about = "A gallery holds the people to recognize, such as a staff, a club or a family.";
+  const make = linkButton("Create a gallery", "#/galleries?new=1", { kind: "primary", icon: "plus" });
   const content = async () => {
     const known = await galleries(signal);
-    return known?.length === 0 ? first() : desk(known, params, signal);
+    return known?.length === 0 ? empty("gallery", "Create a gallery first", about, make) : desk(known, params, signal);
   };
   return h("div.page", [heading(title, lead), loading(content, "Loading galleries…")]);
 }
 
-/** A gallery field: a list, or a text field if the key may not list galleries (`known` null). The element has `value`, and a
- * list has `recount()`, which renews the numbers of people. */
-export function galleryField(known, onChange, { label = "Gallery", chosen } = {}) {
+/** A gallery field: a list, or a text field if the key may not list galleries (`known` null). The element has `value`. */
+export function galleryField(known, onChange, { chosen } = {}) {
   const wanted = chosen ?? rememberedGallery();
   const change = (name) => {
     rememberGallery(name);
@@ -50,23 +45,18 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
   if (known === null) {
     const input = textInput({ value: wanted ?? "", required: true });
     input.addEventListener("change", () => input.value.trim() && change(input.value.trim()));
-    return own(field(label, input, "This key cannot list galleries. Type the name of your gallery."), input);
+    return own(field("Gallery", input, "This key cannot list galleries. Type the name of your gallery."), input);
   }
   const told = (one) => `${one.name} (${counted(one.subject_count, "person", "people")})`;
   const pairs = known.map((one) => [one.name, told(one)]);
   const first = known.find((one) => one.name === wanted) ?? known.find((one) => one.subject_count > 0) ?? known[0];
   const select = choice(pairs, { value: first?.name ?? "", onChange: () => change(select.value) });
-  const element = own(field(label, select), select);
-  element.recount = async () => {
-    const now = new Map((await galleries()).map((one) => [one.name, told(one)]));
-    for (const option of select.options) option.textContent = now.get(option.value) ?? option.textContent;
-  };
-  return element;
+  return own(field("Gallery", select), select);
 }
 
 /** A strictness field with `value` and, in words, `told`. `own`: the gallery's risk in words, null if there is none. `pairs`: labels of the presets for
  * comparisons, which do not share the choice for searches. `chosen`: the preselected preset. */
-export function riskField(onChange, { own = null, label = "How strict", hint, pairs, chosen } = {}) {
+export function riskField(onChange, { own = null, hint, pairs, chosen } = {}) {
   const remembered = pairs ? null : read("sessionStorage", RISK);
   const options = pairs?.slice() ?? PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`]);
   if (own !== null) options.unshift(["", `Gallery setting: ${own}`]);
@@ -76,7 +66,7 @@ export function riskField(onChange, { own = null, label = "How strict", hint, pa
   };
   const value = chosen ?? (own === null ? "standard" : (remembered ?? ""));
   const select = choice(options, { value, onChange: change });
-  return Object.defineProperties(field(label, select, hint), {
+  return Object.defineProperties(field("How strict", select, hint), {
     value: { get: () => (select.value ? { preset: select.value } : undefined) },
     told: { get: () => select.selectedOptions[0]?.textContent ?? "" },
   });
@@ -136,7 +126,6 @@ export function personField(label, signal, { onPick } = {}) {
     const matches = (await search(text, signal)).filter((one) => called(one).toLowerCase() === text.toLowerCase());
     if (matches.length === 1) return matches[0];
     element.unfound = unfound(matches.length);
-    if (idRefusal(inBrackets ?? text)) return null;
     try {
       return await call("GET", subjectPath(gallery, inBrackets ?? text), { signal });
     } catch (error) {

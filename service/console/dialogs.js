@@ -1,7 +1,8 @@
 // Dialogs: questions, confirmations and secrets.
 
-import { fill, h } from "./dom.js";
-import { button, field, problemBox, refused, textInput, toast, unique } from "./ui.js";
+import { h } from "./dom.js";
+import { field, submits, textInput } from "./forms.js";
+import { button, toast, unique } from "./ui.js";
 
 /**
  * A dialog with `elements` and a button that runs `act`. A text that `act` returns, or its error, stays in the dialog; a
@@ -10,24 +11,15 @@ import { button, field, problemBox, refused, textInput, toast, unique } from "./
  */
 export function ask(title, yes, elements, act, kind = "primary") {
   const go = h("button", { type: "submit", class: `button ${kind}` }, yes);
-  const wrong = h("div");
   const leaving = new AbortController();
-  const submit = async (event) => {
-    event.preventDefault();
-    go.disabled = true; // a second click would do it twice
-    try {
-      const result = await act(leaving.signal);
-      if (typeof result === "string") return fill(wrong, refused(result));
-      box.close();
-      if (typeof result === "function") result();
-    } catch (error) {
-      if (error.name !== "AbortError") fill(wrong, problemBox(error));
-    } finally {
-      go.disabled = false;
-    }
-  };
+  const { wrong, onSubmit } = submits(go, async () => {
+    const result = await act(leaving.signal);
+    if (typeof result === "string") return result;
+    box.close();
+    result?.();
+  });
   const cancel = h("button.button.plain", { type: "button", onClick: () => box.close() }, "Cancel");
-  const form = h("form.stack", { onSubmit: submit }, [elements, wrong, h("div.actions.end", [cancel, go])]);
+  const form = h("form.stack", { onSubmit }, [elements, wrong, h("div.actions.end", [cancel, go])]);
   const box = Object.assign(dialog(title, form), { go });
   box.addEventListener("close", () => leaving.abort());
   return box;

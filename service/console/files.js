@@ -6,11 +6,7 @@ import { h } from "./dom.js";
 /** Download `path` as a file called `name`. The content is held in memory. */
 export async function download(path, name, options) {
   const response = await send("GET", path, options);
-  save(await response.blob(), name);
-}
-
-function save(blob, name) {
-  const url = URL.createObjectURL(blob);
+  const url = URL.createObjectURL(await response.blob());
   h("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }

@@ -2,7 +2,8 @@
 
 import { call } from "./api.js";
 import { h } from "./dom.js";
-import { choice, field, ticked, folded, unique } from "./ui.js";
+import { choice, field, ticked } from "./forms.js";
+import { folded, unique } from "./ui.js";
 import { misses, PRESETS, riskBriefly } from "./words.js";
 
 const DEFAULT = {
@@ -15,6 +16,11 @@ const DEFAULT = {
   review_factor: 10,
   one_face_per_person: true,
 };
+
+const NO_PICTURES =
+  "You see no faces beside names, cannot compare them, and need all photos again to move to a better recognizer.";
+const STRANGERS =
+  "Gives unknown people a lasting id, until so many days after they were last seen. Their faces are stored without their consent: get legal advice first. Empty: never.";
 
 /** Fields for the settings `from`. The result has `elements`, and `read()` for the changed settings. */
 export function galleryForm(from = DEFAULT) {
@@ -74,21 +80,13 @@ export function galleryForm(from = DEFAULT) {
     tick(live, "Only live people", "Refuses pictures of people. Needs a pack with a liveness model."),
     field("Minimum liveness", liveFrom, "0 to 1. Empty: the default of the model."),
     field("Review factor", review, "“Not sure” up to this multiple of the risk. 1: never."),
-    tick(
-      once,
-      "One face per person",
-      "Names a person in one face of a photo only. Clear it for collages of different photos.",
-    ),
+    tick(once, "One face per person", "Names a person in one face of a photo only. Clear it for collages."),
   ]);
   // The browser shows validation errors only on visible fields. The event does not bubble.
   advanced.addEventListener("invalid", () => (advanced.open = true), { capture: true });
   return {
     elements: [
-      field(
-        "How strict",
-        risk,
-        "The number of strangers per wrong match. Stricter settings miss enrolled people more often.",
-      ),
+      field("How strict", risk, "Strangers per wrong match. Stricter settings miss enrolled people more often."),
       own,
       cost,
       h("fieldset.stack.tight", [
@@ -98,18 +96,10 @@ export function galleryForm(from = DEFAULT) {
           "Keep a small picture of each enrolled face",
           `Stored encrypted.${from === DEFAULT ? "" : " People enrolled before have none: enroll a photo of each of them again to add one."}`,
         ),
-        tick(
-          none,
-          "Keep no pictures",
-          "You then see no faces beside names, cannot compare them to tell duplicates and wrong names, and need everybody’s photos again to move to a better recognizer.",
-        ),
+        tick(none, "Keep no pictures", NO_PICTURES),
       ]),
       field("Delete photos after days", days, "People without photos are deleted too. Empty: never."),
-      field(
-        "Remember strangers for days",
-        remember,
-        "Gives unknown people a lasting id, until so many days after they were last seen. Their faces are stored without their consent: get legal advice first. Empty: never.",
-      ),
+      field("Remember strangers for days", remember, STRANGERS),
       advanced,
     ],
     read() {

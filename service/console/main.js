@@ -1,11 +1,12 @@
 // The shell: routing, navigation, API key and color theme.
 
-import { EVENTS, KEY, isOpen, key, setKey } from "./api.js";
+import { EVENTS, KEY, call, key, setKey } from "./api.js";
 import { ask, closeDialogs, dialog } from "./dialogs.js";
 import { fill, h, icon } from "./dom.js";
 import { clearDesk } from "./photo.js";
 import { read, storageName, write } from "./store.js";
-import { button, field, heading, linkButton, notice, problemBox, ticked } from "./ui.js";
+import { field, ticked } from "./forms.js";
+import { button, heading, linkButton, notice, problemBox } from "./ui.js";
 import * as album from "./pages/album.js";
 import * as albums from "./pages/albums.js";
 import * as audit from "./pages/audit.js";
@@ -58,18 +59,15 @@ let refused = false; // the service needs a key
 let worked = false; // the page has unsaved input
 
 function matched(path) {
-  const parts = path.split("/");
   for (const [pattern, page] of PAGES) {
-    const names = pattern.split("/");
-    if (names.length !== parts.length) continue;
-    if (!names.every((name, i) => (name.startsWith(":") ? parts[i] : name === parts[i]))) continue;
-    const params = {};
+    const found = new RegExp(`^${pattern.replaceAll(/:(\w+)/g, "(?<$1>[^/]+)")}$`).exec(path);
+    if (!found) continue;
     try {
-      names.forEach((name, i) => name.startsWith(":") && (params[name.slice(1)] = decodeURIComponent(parts[i])));
+      const params = Object.entries(found.groups ?? {}).map(([name, text]) => [name, decodeURIComponent(text)]);
+      return [page, Object.fromEntries(params)];
     } catch {
       return null; // invalid percent encoding
     }
-    return [page, params];
   }
   return null;
 }
@@ -131,13 +129,11 @@ const keyName = (token) => /^kith_([0-9a-f]{12})_/.exec(token)?.[1] ?? "the oper
 
 /** A dialog about the key, which an open service does not need. */
 async function showKey() {
-  if (!key() && !refused && (await isOpen())) tellOpen();
-  else askForKey();
-}
-
-function tellOpen() {
+  const asks =
+    key() || refused || (await call("GET", "/v1/galleries", { query: { limit: 1 } }).catch(() => true)) === true;
+  if (asks) return askForKey();
   const text =
-    "This service has no API keys, so it needs none. After somebody creates the first key, each request needs one.";
+    "This service has no API keys, so it needs none. After the first key is created, each request needs one.";
   const close = button("Close", () => box.close(), { kind: "primary" });
   const manage = linkButton("Manage keys", "#/settings/keys");
   const box = dialog("Your key", h("p", text), h("div.actions.end", [manage, close]));
@@ -168,15 +164,11 @@ function askForKey(problem) {
   box.classList.add("key", "stays");
 }
 
-function setTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  write("localStorage", THEME, theme);
-}
-
 function toggleTheme() {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const now = document.documentElement.dataset.theme ?? (dark ? "dark" : "light");
-  setTheme(now === "dark" ? "light" : "dark");
+  const { dataset } = document.documentElement;
+  dataset.theme = (dataset.theme ?? (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
+  write("localStorage", THEME, dataset.theme);
 }
 
 const theme = read("localStorage", THEME);

@@ -9,8 +9,16 @@ export const whole = (value) => Math.round(value).toLocaleString("en");
 export function oneIn(rate) {
   if (rate >= 0.7) return "nearly all";
   if (rate <= 0) return "never";
-  const times = digits(1 / rate, 2);
-  return `1 in ${times < 10 && times % 1 ? times.toFixed(1) : whole(times)}`;
+  return `1 in ${many(1 / rate)}`;
+}
+
+const two = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
+
+/** 3300 as “3,300”, 3300000 as “3.3 million”. Estimates have two significant digits. */
+export function many(n) {
+  if (n >= 999.5e6) return `${two.format(n / 1e9)} billion`;
+  if (n >= 999.5e3) return `${two.format(n / 1e6)} million`;
+  return two.format(n);
 }
 
 /** Odds as "3 to 1" or "1 to 400". */

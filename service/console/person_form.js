@@ -1,7 +1,8 @@
 // Fields of a person: name, tags and metadata.
 
 import { h } from "./dom.js";
-import { field, folded, textInput } from "./ui.js";
+import { field, textInput } from "./forms.js";
+import { folded } from "./ui.js";
 import { readMetadata, tags, typedMetadata, typedTags } from "./words.js";
 
 /** Fields with the values `from`. The result has `elements`, `name` (the input), `read()`, and `changed()` for the edited

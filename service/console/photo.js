@@ -140,11 +140,11 @@ export function stage(photo, marks, { onChoose, onPoint, alt } = {}) {
 
 /**
  * Photo input: drop, paste, file dialog or camera. `onPhotos(files)` is called for each input. `signal` removes the
- * listeners. `compact`: a single row. `within`: the drop target instead of the page; paste works only on the page.
+ * listeners. `within`: the drop target instead of the page; paste works only on the page.
  */
 export function picker(
   onPhotos,
-  { signal, multiple = true, compact = false, within = document, title, label = title ?? "Add a photo" } = {},
+  { signal, multiple = true, within = document, title, label = title ?? "Add a photo" } = {},
 ) {
   const input = h("input", { type: "file", accept: ACCEPT, multiple, hidden: true });
   input.addEventListener("change", () => {
@@ -152,10 +152,10 @@ export function picker(
     input.value = "";
     if (files.length) onPhotos(files);
   });
-  const element = h("section", { class: `picker ${compact ? "compact" : ""}`, "aria-label": label }, [
-    !compact && icon("photo"),
-    !compact && h("h2", title ?? (multiple ? "Drop photos here" : "Drop a photo here")),
-    !compact && h("p.hint", [h("span.keyboard", "Or paste with Ctrl+V. "), "Photos are processed, not stored."]),
+  const element = h("section", { class: "picker", "aria-label": label }, [
+    icon("photo"),
+    h("h2", title ?? (multiple ? "Drop photos here" : "Drop a photo here")),
+    h("p.hint", [h("span.keyboard", "Or paste with Ctrl+V. "), "Photos are processed, not stored."]),
     h("div.actions", [
       button(multiple ? "Choose photos" : "Choose a photo", () => input.click(), { kind: "primary", icon: "upload" }),
       button("Use the camera", () => camera(onPhotos), { icon: "photo" }),

@@ -1,5 +1,7 @@
 // The receipt of a deletion.
 
+import { call } from "./api.js";
+import { careful } from "./dialogs.js";
 import { fill, h, icon } from "./dom.js";
 import { counted, when } from "./numbers.js";
 import { button, facts, heading, linkButton, toast } from "./ui.js";
@@ -31,10 +33,19 @@ export function receipt(document, title) {
 /** The receipt of a deletion in a short message. */
 export const briefly = ({ receipt: { id } }) => `Receipt ${id.slice(0, 8)}….`;
 
-/** Show the receipt of what a page was about, and a link `back`: its text and address. */
-export function pageDeleted(page, name, answer, title, back, signal) {
-  if (signal.aborted) return toast(`${name} is deleted. Receipt ${answer.receipt.id}.`);
-  const on = linkButton(...back, { kind: "primary" });
-  fill(page, heading(name), receipt(answer.receipt, title), h("div.actions", on));
-  on.focus(); // the clicked button was removed
+/**
+ * A red button that deletes what `page` is about, and then shows the receipt and a link `back`: its text and address. `what`: the
+ * kind of thing, `has`: its content in words, `after()`: called when it is deleted.
+ */
+export function eraser(page, what, name, path, { has, typed, back, after, signal }) {
+  const text = `${has} are deleted. This cannot be undone. A receipt lists the deleted data.`;
+  const remove = async () => {
+    const answer = await call("DELETE", path);
+    after();
+    if (signal.aborted) return toast(`${name} is deleted. Receipt ${answer.receipt.id}.`);
+    const on = linkButton(...back, { kind: "primary" });
+    fill(page(), heading(name), receipt(answer.receipt, `${name} is deleted.`), h("div.actions", on));
+    on.focus(); // the clicked button was removed
+  };
+  return careful(`Delete the ${what}`, () => [`Delete ${name}?`, text, "Delete", { typed }], remove, { icon: "trash" });
 }

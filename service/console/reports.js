@@ -20,11 +20,9 @@ const OF_SERVICE = [
 
 /** Links to related pages. `here`: the path of this page, without the slash. */
 function tabsOf(places, base, here, label) {
+  const current = (path) => (path === (here && `/${here}`) ? "page" : null);
   const link = ([path, name, picture]) =>
-    h("a.tab", { href: base + path, "aria-current": path === (here && `/${here}`) ? "page" : null }, [
-      icon(picture),
-      name,
-    ]);
+    h("a.tab", { href: base + path, "aria-current": current(path) }, [icon(picture), name]);
   const tabs = h("nav.tabs", { "aria-label": label }, places.map(link));
   requestAnimationFrame(() => {
     const current = tabs.querySelector("[aria-current]"); // on a phone with large text it can be outside the view
@@ -55,6 +53,36 @@ export function listed(load, card, nothing, text) {
   place.show = () => fill(place, loading(cards, text));
   place.show();
   return place;
+}
+
+/** A list that grows by pages. `ask(cursor)` returns a page of the API, and `shown(data)` its elements; `nothing` stands for an
+ * empty list. */
+export function pages(ask, shown, nothing, { more = "Show more", text } = {}) {
+  const place = h("div.stack");
+  const load = async (cursor) => {
+    const { data, next } = await ask(cursor);
+    place.lastElementChild?.matches(".actions") && place.lastElementChild.remove();
+    if (data.length === 0 && !cursor) return nothing;
+    place.append(shown(data));
+    if (next) place.append(h("div.actions", [button(more, () => load(next))]));
+    return place;
+  };
+  return loading(() => load(null), text);
+}
+
+/** A function that shows `items` in `list`. Their elements stay, so that they keep the focus: `card(one)` makes one, of which
+ * `update(one)` shows changes. */
+export function lasting(list, name, card) {
+  const made = new Map();
+  return (items) => {
+    const wanted = items.map((one) => {
+      if (!made.has(one[name])) made.set(one[name], card(one));
+      made.get(one[name]).update(one);
+      return made.get(one[name]);
+    });
+    if (wanted.length !== list.children.length || wanted.some((element, i) => element !== list.children[i]))
+      fill(list, wanted);
+  };
 }
 
 const MIN_PAUSE_MS = 1000;

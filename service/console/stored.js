@@ -30,12 +30,8 @@ export class Pictures {
       watch.disconnect();
       const image = await load().catch((error) => error);
       if (image instanceof Error || image === null) {
-        blank.title =
-          image === null
-            ? "No stored picture."
-            : image.status === 403
-              ? "This key cannot read pictures."
-              : "The picture could not be loaded. Reload the page to try again.";
+        const why = image?.status === 403 ? "This key cannot read pictures." : "The picture could not be loaded.";
+        blank.title = image === null ? "No stored picture." : why;
         return;
       }
       const url = URL.createObjectURL(image);

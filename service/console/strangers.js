@@ -6,8 +6,9 @@ import { careful } from "./dialogs.js";
 import { fill, h } from "./dom.js";
 import { counted, when, whole } from "./numbers.js";
 import { briefly } from "./receipt.js";
+import { pages } from "./reports.js";
 import { Pictures } from "./stored.js";
-import { button, loading, table, toast } from "./ui.js";
+import { button, table, toast } from "./ui.js";
 import * as words from "./words.js";
 
 const PAGE = 50;
@@ -19,39 +20,24 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
   if (!days) return null;
   const path = `${galleryPath(gallery)}/strangers`;
   const own = (one) => `${path}/${part(one.id)}`;
-  const place = h("div.stack");
+  const section = h("section.stack", { tabindex: "-1" });
   const pictures = new Pictures(gallery, signal);
-  const listed = [];
-  let next = null;
+  const ask = async (cursor) => {
+    const page = await call("GET", path, { query: { limit: PAGE, cursor }, signal });
+    clear.hidden = !cursor && page.data.length === 0;
+    return page;
+  };
+  const rows = (data) =>
+    table("Strangers", ["Stranger", "Visits", "First seen", "Last seen", "Actions"], data.map(row));
+  const nothing = h("p.card", "No strangers yet. Unknown faces of identified photos appear here.");
+  const about = `Unknown people of identified photos, kept for ${counted(days, "day")} after they were last seen.`;
+  const question = () => ["Forget all strangers?", ALL_GONE, "Forget all"];
+  const clear = careful("Forget all", question, () => forget(path), { icon: "trash" });
 
-  async function load() {
-    const page = await call("GET", path, { query: { limit: PAGE, cursor: next }, signal });
-    listed.push(...page.data);
-    next = page.next;
-    show();
-  }
-
+  /** Load the strangers, again after each change. */
   function show() {
-    const more = button("Show more strangers", load);
-    const clear = careful("Forget all", () => ["Forget all strangers?", ALL_GONE, "Forget all"], forgetAll, {
-      icon: "trash",
-    });
-    fill(
-      place,
-      listed.length === 0
-        ? h("p.card", "No strangers yet. Unknown faces of identified photos appear here.")
-        : table("Strangers", ["Stranger", "Visits", "First seen", "Last seen", "Actions"], listed.map(row)),
-      listed.length > 0 &&
-        h("div.row", [
-          h(
-            "p.hint",
-            { role: "status" },
-            `${counted(listed.length, "stranger", "strangers")}${next ? " so far" : ""}.`,
-          ),
-          next && more,
-          clear,
-        ]),
-    );
+    const list = pages(ask, rows, nothing, { more: "Show more strangers" });
+    fill(section, h("div.row.between", [h("h2", "Strangers"), clear]), h("p.lead", about), list);
   }
 
   function row(one) {
@@ -64,24 +50,21 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
       when(one.first_seen),
       when(one.last_seen),
       h("div.row.tight", [
-        act("Name this person", "Name", one, promote, { icon: "enroll" }),
-        act("Merge", "Merge", one, merge, { icon: "move" }),
-        careful(
-          "Forget",
-          () => ["Forget this stranger?", GONE, "Forget"],
-          () => forget(one),
-          { icon: "trash", "aria-label": `Forget stranger ${words.strangerId(one)}`, small: true },
-        ),
+        button("Name this person", () => promote(one), named("Name", one, "enroll")),
+        button("Merge", () => merge(one), named("Merge", one, "move")),
+        careful("Forget", sure, () => forget(own(one)), named("Forget", one, "trash")),
       ]),
     ];
   }
 
-  const act = (label, does, one, run, props) =>
-    button(label, () => run(one), { ...props, "aria-label": `${does} stranger ${words.strangerId(one)}`, small: true });
+  const sure = () => ["Forget this stranger?", GONE, "Forget"];
+  const named = (does, one, icon) => ({ icon, "aria-label": `${does} stranger ${words.strangerId(one)}`, small: true });
 
-  function leave(one) {
-    listed.splice(listed.indexOf(one), 1);
+  /** Show that a stranger is `done` with: the focused button is removed. */
+  function changed(done) {
+    toast(done);
     show();
+    section.focus();
   }
 
   async function promote(one) {
@@ -91,9 +74,10 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
       await call("POST", `${own(one)}/promote`, {
         json: { subject: found.id, ...(found.isNew && found.name && { name: found.name }) },
       });
-      leave(one);
-      toast(`${words.called(found)} is enrolled.`);
-      onNamed();
+      return () => {
+        changed(`${words.called(found)} is enrolled.`);
+        onNamed();
+      };
     });
   }
 
@@ -103,37 +87,12 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
     const told = (other) => `${words.strangerId(other)}, ${words.visits(other)}, last seen ${when(other.last_seen)}`;
     const hint = () => h("p.hint", "The chosen id remains. This cannot be undone.");
     askMerge("stranger", others, told, hint, async (into) => {
-      const { stranger } = await call("POST", `${own(one)}/merge`, { json: { into } });
-      const kept = listed.find((other) => other.id === stranger.id);
-      if (kept) Object.assign(kept, stranger);
-      leave(one);
-      toast("Merged.");
+      await call("POST", `${own(one)}/merge`, { json: { into } });
+      return () => changed("Merged.");
     });
   }
 
-  async function forget(one) {
-    const gone = await call("DELETE", own(one));
-    leave(one);
-    toast(`Forgotten. ${briefly(gone)}`);
-  }
-
-  async function forgetAll() {
-    const gone = await call("DELETE", path);
-    listed.length = 0;
-    next = null;
-    show();
-    toast(`Forgotten. ${briefly(gone)}`);
-  }
-
-  return h("section.stack", [
-    h("h2", "Strangers"),
-    h(
-      "p.lead",
-      `Unknown people of identified photos, kept for ${counted(days, "day", "days")} after they were last seen.`,
-    ),
-    loading(async () => {
-      await load();
-      return place;
-    }),
-  ]);
+  const forget = async (which) => changed(`Forgotten. ${briefly(await call("DELETE", which))}`);
+  show();
+  return section;
 }

@@ -26,13 +26,8 @@ function header(file) {
   write(" ".repeat(8), 148); // the checksum counts as spaces
   write("0", 156);
   write("ustar\x0000", 257);
-  write(
-    `${octal(
-      block.reduce((sum, byte) => sum + byte, 0),
-      6,
-    )} `,
-    148,
-  );
+  const sum = block.reduce((total, byte) => total + byte, 0);
+  write(`${octal(sum, 6)} `, 148);
   return block;
 }
 

@@ -1,4 +1,4 @@
-// Shared elements of all pages: headings, buttons, fields, dialogs, tables and messages.
+// Shared elements of all pages: headings, buttons, tables and messages.
 
 import { EVENTS } from "./api.js";
 import { each, fill, h, icon } from "./dom.js";
@@ -37,28 +37,6 @@ export function button(label, onClick, { kind = "plain", icon: name, small, ...p
 export const linkButton = (label, href, { kind = "plain", icon: name, small, ...props } = {}) =>
   h("a", { class: `button ${kind} ${small ? "small" : ""}`, href, ...props }, [name && icon(name), h("span", label)]);
 
-/** Fields for text, one of several options (pairs of value and label), and yes or no. */
-export const textInput = (props) => h("input", { type: "text", autocomplete: "off", spellcheck: false, ...props });
-export function choice(pairs, { value, ...props } = {}) {
-  const options = pairs.map(([value, label]) => h("option", { value }, label));
-  const select = h("select", props, options);
-  if (value !== undefined) select.value = value;
-  return select;
-}
-
-/** Boxes for several of `values`, with `hints` by value. The element has `chosen()`: the values, or null for none. */
-export function several(legend, hint, values, { hints = {}, on = [], disabled = false } = {}) {
-  const boxes = values.map((value) =>
-    h("input", { type: "checkbox", value, checked: on.includes(value), disabled, "aria-label": value }),
-  );
-  const line = (box) =>
-    h("label.check", [box, h("span", [` ${box.value}`, h("span.hint", ` ${hints[box.value] ?? ""}`)])]);
-  const chosen = () => boxes.filter((box) => box.checked).map((box) => box.value);
-  const element = h("fieldset.many", [h("legend", legend), hint && h("p.hint", hint), boxes.map(line)]);
-  return Object.assign(element, { chosen: () => (chosen().length > 0 ? chosen() : null) });
-}
-export const ticked = (input, label) => h("label.check", [input, ` ${label}`]);
-
 /** A state in words with an icon. `kind`: an outcome, which gives the color. */
 export const outcome = (kind, picture, text) => h("span", { class: `outcome ${kind}` }, [icon(picture), text]);
 
@@ -68,24 +46,6 @@ export const facts = (pairs) => each("dl.facts", pairs, ([name, value]) => h("di
 /** Elements that unfold below `summary`. */
 export const folded = (summary, children, props) =>
   h("details.details", props ?? {}, [h("summary", summary), children]);
-
-/** A labeled control; screen readers read `hint` with it. */
-export function field(label, control, hint) {
-  control.id ||= unique("field");
-  const about = hint && h("p.hint", { id: unique("hint") }, hint);
-  if (about) control.setAttribute("aria-describedby", about.id);
-  return h("div.field", [h("label", { for: control.id }, label), control, about]);
-}
-
-/** A listener that calls `act` when the user pauses typing. */
-export function afterTyping(act, signal) {
-  let timer = null;
-  signal.addEventListener("abort", () => clearTimeout(timer));
-  return () => {
-    clearTimeout(timer);
-    timer = setTimeout(act, 200);
-  };
-}
 
 /** A placeholder for an empty page: explanation and first steps. */
 export function empty(name, title, text, ...actions) {
@@ -123,12 +83,8 @@ export const notice = (picture, content, kind = "") =>
 export function toast(text, kind = "ok") {
   const place = toasts();
   const line = h("div", { class: `toast ${kind}` }, [icon(kind === "ok" ? "check" : "warning"), h("span", text)]);
-  const dismiss = h(
-    "button.button.quiet.small",
-    { type: "button", "aria-label": "Dismiss", onClick: () => line.remove() },
-    icon("close"),
-  );
-  line.append(dismiss);
+  const props = { type: "button", "aria-label": "Dismiss", onClick: () => line.remove() };
+  line.append(h("button.button.quiet.small", props, icon("close")));
   place.append(line);
   while (place.children.length > 2) place.firstChild.remove();
   document.activeElement?.scrollIntoView({ block: "nearest" }); // a narrow window loses some of its height
@@ -163,43 +119,12 @@ export function tell(error) {
   toast([text, remedy].filter(Boolean).join(" "), "error");
 }
 
-/** A card with `elements`, whose button saves what `changed()` returns: the edited fields. An error stays in the card. */
-export function saveForm(elements, changed, save) {
-  const wrong = h("div");
-  const go = h("button.button.primary", { type: "submit" }, "Save");
-  const submit = async (event) => {
-    event.preventDefault();
-    const json = changed();
-    if (Object.keys(json).length === 0) return toast("Nothing was changed.");
-    go.disabled = true; // a second click would do it twice
-    try {
-      await save(json);
-    } catch (error) {
-      if (error.name !== "AbortError") fill(wrong, problemBox(error));
-    } finally {
-      go.disabled = false;
-    }
-  };
-  return h("form.card.stack", { onSubmit: submit }, [elements, wrong, h("div.actions", go)]);
-}
-
-/** Why input was refused, beside the form. */
-export const refused = (...text) => h("p.refused", { role: "alert" }, [icon("warning"), h("span", text)]);
-
 /** A table with a caption for screen readers. `rows`: lists of cells, each text or an element. */
 export function table(caption, columns, rows) {
-  return h(
-    "div.scroll",
-    { tabindex: "0", role: "region", "aria-label": caption },
-    h("table", [
-      h("caption.unseen", caption),
-      h(
-        "thead",
-        each("tr", columns, (column) => h("th", { scope: "col" }, column)),
-      ),
-      each("tbody", rows, (cells) => each("tr", cells, (cell) => h("td", cell))),
-    ]),
-  );
+  const head = each("tr", columns, (column) => h("th", { scope: "col" }, column));
+  const body = each("tbody", rows, (cells) => each("tr", cells, (cell) => h("td", cell)));
+  const content = h("table", [h("caption.unseen", caption), h("thead", head), body]);
+  return h("div.scroll", { tabindex: "0", role: "region", "aria-label": caption }, content);
 }
 
 /** A number with its label. */

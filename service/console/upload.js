@@ -1,6 +1,6 @@
 // Upload of a large file with progress, which `fetch` does not report.
 
-import { EVENTS, Problem, key, unreachable, waylaid } from "./api.js";
+import { Problem, key, told, unreachable, waylaid } from "./api.js";
 import { fill, h } from "./dom.js";
 import { bytes } from "./numbers.js";
 import { address } from "./store.js";
@@ -32,9 +32,7 @@ function upload(path, file, { query = {}, type, onProgress, signal }) {
     request.addEventListener("load", () => {
       if (request.response === null) return reject(waylaid(request.status)); // no JSON
       if (request.status < 300) return resolve(request.response);
-      const problem = new Problem(request.status, request.response);
-      if (request.status === 401) EVENTS.dispatchEvent(Object.assign(new Event("refused"), { problem }));
-      reject(problem);
+      reject(told(new Problem(request.status, request.response)));
     });
     request.addEventListener("error", () => reject(unreachable("the upload was interrupted")));
     request.addEventListener("abort", () => reject(new DOMException("The upload was canceled.", "AbortError")));

@@ -1,9 +1,7 @@
 // Sentences that explain results to people without knowledge of face recognition. Pure functions without DOM access, so
 // that each sentence can be tested.
 
-import { counted, whole } from "./numbers.js";
-
-const two = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
+import { counted, many, whole } from "./numbers.js";
 
 /** A probability in words: “about once in 3,300 searches”, a bound “less than once in 3,300 searches”. Null if unknown. */
 export function chance(probability, isBound = false, what = "searches") {
@@ -13,13 +11,6 @@ export function chance(probability, isBound = false, what = "searches") {
   if (probability < 1e-9) return `less than once in a billion ${what}`;
   const n = 1 / probability;
   return `${isBound ? "less than" : "about"} once in ${many(n < 10 ? Math.round(n) : n)} ${what}`;
-}
-
-/** 3300 as “3,300”, 3300000 as “3.3 million”. Estimates have two significant digits. */
-export function many(n) {
-  if (n >= 999.5e6) return `${two.format(n / 1e9)} billion`;
-  if (n >= 999.5e3) return `${two.format(n / 1e6)} million`;
-  return two.format(n);
 }
 
 /** A probability in digits, for details. */
@@ -123,18 +114,10 @@ export function identity(result, gallery, subjects) {
       if (first && similarity >= threshold && isElsewhere(reasons))
         return say(`Perhaps ${called(first)}`, "Similar enough, but nobody is in a photo twice.", check);
       if (second && similarity >= threshold)
-        return say(
-          `${called(first)} or ${called(second)}`,
-          "Both are too similar to this face to tell them apart.",
-          check,
-        );
+        return say(`${called(first)} or ${called(second)}`, "Both are too similar to this face.", check);
       return say(`Perhaps ${first ? called(first) : "a known person"}`, NOT_ENOUGH, stranger, "A person should check.");
     case "unknown":
-      if (reasons.includes("risk_out_of_reach"))
-        return say(
-          "No match is possible",
-          "The chosen risk is so small that no similarity is enough. Choose a less strict setting.",
-        );
+      if (reasons.includes("risk_out_of_reach")) return say("No match is possible", REASONS.risk_out_of_reach);
       if (isKnownStranger(reasons))
         return say(
           "A known stranger",
@@ -291,19 +274,6 @@ export function idFrom(name) {
     .replace(/[^\p{L}\p{M}\p{N}\u200c\u200d]+/gu, "-")
     .replace(/^-+|-+$/g, "")
     .replace(/^(.{64}).*$/su, "$1");
-}
-
-// As in kith/wire/identifiers.py. The browser's own classes of characters depend on its version.
-const INVISIBLE =
-  /[\0-\x1f\x7f-\xa0\xad\u061c\u115f\u1160\u1680\u2000-\u200b\u200e\u200f\u2028-\u202f\u205f-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff9-\ufffb\ufffd]/u;
-
-/** The reason why a text cannot be an id; null if it can. */
-export function idRefusal(id) {
-  if (/[/\\]/.test(id)) return "An id cannot contain slashes.";
-  if (id === "." || id === "..") return "An id cannot be “.” or “..”.";
-  if (INVISIBLE.test(id) || /\p{Noncharacter_Code_Point}/u.test(id))
-    return "An id can contain only visible characters and plain spaces.";
-  return null;
 }
 
 /** Why no person was found. `matches`: people with this name. */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from playwright.sync_api import Browser, JSHandle, Page, ViewportSize, expect
+from playwright.sync_api import Browser, JSHandle, Page, Route, ViewportSize, expect
 
 from kith import Kith
 from service.app import create_app
@@ -170,6 +171,15 @@ def populate(kith: Kith, gallery: str, photos: dict[str, Path], **options: Any) 
     for subject, name, photo in people:
         kith.put_subject(gallery, subject, name=name, tags=["engine"], metadata={"room": 12})
         kith.enroll(gallery, subject, photos[photo], allow_duplicate=True)
+
+
+def held_back(page: Page, pattern: str, method: str) -> list[Route]:
+    """Requests that wait until the test releases them."""
+    held = list[Route]()
+    page.route(
+        re.compile(pattern), lambda route: held.append(route) if route.request.method == method else route.fallback()
+    )
+    return held
 
 
 def choose(page: Page, *files: Path, button: str = "Choose") -> None:

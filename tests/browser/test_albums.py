@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from kith import Kith
 from service.cli.tools.demo import alter
@@ -39,32 +39,24 @@ def variants(photo: Path, folder: Path, count: int) -> list[Path]:
     return made
 
 
-def started(page: Page, files: list[Path]) -> None:
-    page.get_by_role("button", name="New album").first.click()
-    dialog = page.get_by_role("dialog", name="New album")
-    dialog.get_by_label("Photos").set_input_files(list(files))
-    assert faults(page) == []
-    dialog.get_by_role("button", name="Start").click()
-
-
 def test_photos_become_people(
     visit: Opener, service: str, kith: Kith, photos: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = variants(photos["ada"], tmp_path, 3) + variants(photos["tom"], tmp_path, 3) + [photos["coffee"]]
     files.append(tmp_path / f"{'a long name ' * 12}.jpg")
     files[-1].write_bytes(photos["party"].read_bytes())
-    page = visit(service)
     kith.create_gallery("family")
-    page.goto(f"{service}/console#/galleries/family")
-    page.get_by_role("link", name="Albums").click()
+    page = visit(service, "/galleries/family/albums")
     expect(page.get_by_role("heading", name="No albums yet")).to_be_visible()
-    started(page, files)
+    page.get_by_role("button", name="New album").first.click()
+    page.get_by_label("Photos").set_input_files(files)
+    assert faults(page) == []
+    page.get_by_role("button", name="Start").click()
     expect(page.get_by_role("heading", name="People", exact=True)).to_be_visible(timeout=60_000)
     expect(page.get_by_text("8 photos, 12 faces.")).to_be_visible()
     groups = page.get_by_role("list", name="Groups")
     expect(groups.get_by_role("heading")).to_have_text(["Group 1", "Group 2"])
     expect(groups.locator("img.thumb").first).to_be_visible()
-    expect(groups.get_by_text("%")).to_have_count(0)
     (line,) = kith.audit("family", event="crop_read")
     assert (line.details["count"], len(line.details["faces"])) == (6, 6), "one request for all"
     found = []
@@ -84,8 +76,6 @@ def test_photos_become_people(
     assert faults(page) == []
     dialog.get_by_role("button", name="Merge", exact=True).click()
     expect(groups.get_by_role("heading")).to_have_text(["Group 1"])
-    faces = groups.get_by_role("checkbox")
-    expect(faces).to_have_count(6)
     (album,) = kith.albums("family")
     first = list(kith.album_faces("family", album.id, "g1"))
     stem = first[0].photo.split()[0]
@@ -96,8 +86,7 @@ def test_photos_become_people(
         page.keyboard.press("Space")
     page.get_by_role("button", name="Take 3 faces out").focus()
     page.keyboard.press("Enter")
-    expect(groups.get_by_role("heading").nth(1)).to_have_text("Group 9")
-    expect(groups.get_by_role("listitem").filter(has=page.get_by_role("heading"))).to_have_count(2)
+    expect(groups.get_by_role("heading")).to_have_text(["Group 1", "Group 9"])
 
     # The enrollment, with a name.
     monkeypatch.setattr(usecase, "MAX_ENROLLED", 2)
@@ -107,19 +96,15 @@ def test_photos_become_people(
     assert faults(page) == []
     dialog.get_by_role("button", name="Enroll").click()
     expect(groups.get_by_role("heading")).to_have_text(["Group 9"])
-    assert kith.subject("family", "ada-lovelace").template_count == 3
-    assert kith.subject("family", "ada-lovelace").name == "Ada Lovelace"
+    ada = kith.subject("family", "ada-lovelace")
+    assert (ada.name, ada.template_count) == ("Ada Lovelace", 3)
 
-    # A single face is enrolled like a group.
     page.get_by_text("Single faces", exact=True).click()
-    single = page.get_by_role("list", name="Single faces")
-    expect(single.get_by_role("heading")).to_have_count(6)
-    expect(single.locator("img.thumb").first).to_be_visible()
+    expect(page.get_by_role("list", name="Single faces").get_by_role("heading")).to_have_count(6)
     assert faults(page) == []
 
     # Somebody else under the same name is refused, and stays.
     groups.get_by_role("button", name="Enroll Group 9").click()
-    dialog = page.get_by_role("dialog", name="Name this person")
     dialog.get_by_label("Somebody in this gallery").check()
     dialog.get_by_label("Who is it?").fill("Ada Lovelace (ada-lovelace)")
     dialog.get_by_role("button", name="Enroll").click()
@@ -142,17 +127,14 @@ def test_photos_become_people(
 def test_progress_is_shown_and_a_deleted_album_stops(
     visit: Opener, service: str, kith: Kith, photos: dict[str, Path], tmp_path: Path
 ) -> None:
-    original = Image.fromarray(np.asarray(Image.open(photos["party"])))
-    files = []
-    for number in range(60):
-        files.append(tmp_path / f"{number}.jpg")
-        original.save(files[-1], quality=80 + number % 15, comment=str(number).encode())
-    page = visit(service)
     kith.create_gallery("party")
-    page.goto(f"{service}/console#/galleries/party/albums")
-    started(page, files)
-    expect(page.get_by_role("heading", name="Looking for faces")).to_be_visible()
-    expect(page.get_by_text("of 60 photos")).to_be_visible(timeout=30_000)
+    with zipfile.ZipFile(tmp_path / "party.zip", "w") as archive, Image.open(photos["party"]) as party:
+        for number in range(60):
+            party.save(tmp_path / "one.jpg", quality=80 + number % 15, comment=str(number).encode())
+            archive.write(tmp_path / "one.jpg", f"{number}.jpg")
+    album = kith.create_album("party", tmp_path / "party.zip").id
+    page = visit(service, f"/galleries/party/albums/{album}")
+    expect(page.get_by_text("of 60 items")).to_be_visible(timeout=30_000)
     assert faults(page) == []
     page.evaluate(SLOW_DELETE)
     page.get_by_role("button", name="Delete the album").click()

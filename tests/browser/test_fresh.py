@@ -12,7 +12,7 @@ from playwright.sync_api import Page, Route, expect
 
 from kith import Kith
 from tests.browser.chromium import faults
-from tests.browser.conftest import Opener, choose, transfer
+from tests.browser.conftest import Opener, choose, go, transfer
 
 Photos = dict[str, Path]
 Answer = Callable[[Route], Any]
@@ -28,21 +28,11 @@ def answers(page: Page, pattern: str, answer: Answer, status: int = 200) -> None
     page.route(re.compile(pattern), fulfill)
 
 
-def asked(route: Route) -> dict[str, str]:
-    return dict(part.split("=") for part in route.request.url.partition("?")[2].split("&") if part)
-
-
-def job(number: int, **state: Any) -> dict[str, Any]:
-    about = {
-        "kind": "enrollment",
-        "gallery": "family",
-        "total_count": 100,
-        "rate": 1,
-        "remaining_s": 9,
-        "canceling": False,
-    }
-    counted = {"state": "running", "done_count": 3, "failed_count": 0, "counts": {}, "problem": None}
-    return {"id": f"{number:032x}", "updated_at": "2026-01-01T00:00:00Z", **about, **counted, **state}
+def jobs(**state: Any) -> Answer:
+    about = {"id": "1" * 32, "kind": "enrollment", "gallery": "family", "updated_at": "2026-01-01T00:00:00Z"}
+    rate = {"total_count": 100, "rate": 1, "remaining_s": 9, "canceling": False, "counts": {}, "problem": None}
+    now = {**about, **rate, "state": "running", "done_count": 3, "failed_count": 0, **state}
+    return lambda _: {"data": [now], "next": None}
 
 
 def test_jobs_list_their_refused_items_in_pages_and_say_since_when_they_are_not_renewed(
@@ -51,12 +41,12 @@ def test_jobs_list_their_refused_items_in_pages_and_say_since_when_they_are_not_
     page = visit(populated)
 
     def items(route: Route) -> Any:
-        first, limit = int(asked(route).get("cursor", 0)), int(asked(route)["limit"])
-        rows = [{"item": f"photo {i}", "problem": REFUSAL} for i in range(first, min(60, first + limit))]
-        return {"data": rows, "next": str(first + limit) if first + limit < 60 else None}
+        is_first = "cursor=" not in route.request.url
+        rows = [{"item": f"photo {i}", "problem": REFUSAL} for i in range(50 if is_first else 10)]
+        return {"data": rows, "next": "50" if is_first else None}
 
     page.clock.install()
-    answers(page, r"/v1/jobs\?", lambda _: {"data": [job(1, failed_count=60)], "next": None})
+    answers(page, r"/v1/jobs\?", jobs(failed_count=60))
     answers(page, "/items", items)
     page.goto(f"{populated}/console#/jobs")
     page.locator("details.items summary").click()
@@ -72,7 +62,7 @@ def test_jobs_list_their_refused_items_in_pages_and_say_since_when_they_are_not_
     expect(note).to_contain_text("This needs the scope 'read'.")
     expect(page.locator(".job")).to_have_count(1)
     page.unroute_all()
-    answers(page, r"/v1/jobs\?", lambda _: {"data": [job(1, done_count=50)], "next": None})
+    answers(page, r"/v1/jobs\?", jobs(done_count=50))
     note.get_by_role("button", name="Refresh").click()
     expect(page.get_by_text("50 of 100 items")).to_be_visible()
     expect(note).to_have_count(0)
@@ -80,8 +70,7 @@ def test_jobs_list_their_refused_items_in_pages_and_say_since_when_they_are_not_
 
 def test_health_says_what_runs_and_a_lasting_problem_is_read_aloud_once(visit: Opener, populated: str) -> None:
     page = visit(populated, "/health")
-    expect(page.get_by_role("heading", name="The service is ready")).to_be_visible()
-    expect(page.get_by_text("GPU")).to_have_count(0)
+    expect(page.get_by_text("is ready. All its dependencies work.")).to_be_visible()
     expect(page.get_by_role("table", name="Queues")).to_contain_text("recognizer/kith-compact")
     expect(page.get_by_role("table", name="Recognizers")).to_contain_text("recognition: ")
     answers(page, "/readyz", lambda _: {"code": "storage_unavailable", "title": "No", "detail": "The disk."}, 503)
@@ -94,7 +83,7 @@ def test_health_says_what_runs_and_a_lasting_problem_is_read_aloud_once(visit: O
     assert alert.evaluate("(one) => one.same === true")
 
 
-def test_somebody_is_found_whom_no_page_has_listed(visit: Opener, populated: str, photos: Photos) -> None:
+def test_somebody_is_found_whom_no_page_has_listed(visit: Opener, populated: str) -> None:
     """In the list of people, and where a person is chosen."""
     with Kith(populated) as kith:
         for number in range(120):
@@ -111,9 +100,7 @@ def test_somebody_is_found_whom_no_page_has_listed(visit: Opener, populated: str
     expect(page.get_by_label("Tags", exact=True)).to_have_value('"a,b"')
     page.get_by_label("Find").fill("nobody")
     expect(page.get_by_text("No person matches.")).to_be_visible()
-
-    page.goto(f"{populated}/console#/enroll?gallery=family")
-    choose(page, photos["ada"])
+    go(page, "/enroll?gallery=family")
     page.get_by_label("Enrolled person").check()
     page.get_by_label("Whose photos are these?").fill("zoe")
     expect(page.locator("datalist option[value='Zoë Ångström (zoe)']")).to_have_count(1)
@@ -124,9 +111,7 @@ def test_the_audit_speaks_in_words_and_of_seconds(visit: Opener, populated: str)
     page.get_by_text("Filter", exact=True).click()
     page.get_by_label("What").select_option("gallery_created")  # earlier tests searched
     made = page.get_by_role("row").filter(has_text="Gallery created in “family”").first
-    expect(made.get_by_title("gallery_created")).to_be_visible()
     expect(made.get_by_role("cell").first).to_contain_text(re.compile(r"\d{4}.*\d:\d\d:\d\d.*[A-Z]"))
-    expect(page.get_by_role("option", name="Migration: switched to new recognizer")).to_have_count(1)
     page.get_by_label("What").select_option("")
     page.get_by_label("In gallery").fill("family")
     page.get_by_label("About the person").fill("tom")

@@ -18,15 +18,11 @@ UPRIGHT_IS_TURNED_LEFT = 6
 """EXIF's orientation of a photo whose pixels must be turned to the right to stand upright."""
 
 
-def cards(page: Page) -> Locator:
-    return page.get_by_role("article", name=re.compile("Face"))
+def cards(page: Page, number: int | str = "") -> Locator:
+    return page.get_by_role("article", name=re.compile(f"Face {number}"))
 
 
-def card(page: Page, number: int) -> Locator:
-    return page.get_by_role("article", name=f"Face {number}", exact=True)
-
-
-@pytest.mark.parametrize("suffix", ["jpg", "png", "avif", "webp", "tiff", "heic"])
+@pytest.mark.parametrize("suffix", ["jpg", "avif", "webp", "tiff", "heic"])
 def test_boxes_lie_on_the_upright_photo_or_on_a_drawing_of_it(
     visit: Opener, populated: str, photos: dict[str, Path], tmp_path: Path, suffix: str
 ) -> None:
@@ -45,10 +41,10 @@ def test_boxes_lie_on_the_upright_photo_or_on_a_drawing_of_it(
     page.locator("input[type=file]").set_input_files(path)
     expect(cards(page).get_by_role("heading")).to_have_text("Tom")
     picture = page.locator(".stage-frame").bounding_box()
-    assert picture is not None
+    assert picture
     assert picture["width"] / picture["height"] == pytest.approx(width / height, rel=0.02)
     told = page.get_by_text("This browser cannot show this format")
-    expect(told).to_have_count(0 if suffix in ("jpg", "png", "avif") else 1)
+    expect(told).to_have_count(0 if suffix in ("jpg", "avif") else 1)
 
 
 @pytest.fixture
@@ -110,13 +106,13 @@ def test_of_several_faces_the_one_that_was_chosen_is_enrolled(
     kith.create_gallery("friends")
     page = visit(service, "/identify?gallery=friends")
     page.locator("input[type=file]").set_input_files(photos["party"])
-    card(page, 3).hover()
+    cards(page, 3).hover()
     expect(page.locator(".face-box.pointed")).to_have_count(1)
     expect(page.locator(".face-box").nth(2)).to_have_class(re.compile("pointed"))
     page.get_by_role("button", name=re.compile("^Face 5")).focus()
     page.keyboard.press("Enter")
-    expect(card(page, 5)).to_be_focused()
-    card(page, 3).get_by_role("link", name="Enroll this face").click()
+    expect(cards(page, 5)).to_be_focused()
+    cards(page, 3).get_by_role("link", name="Enroll this face").click()
     page.get_by_label("Name", exact=True).fill("Third")
     page.get_by_role("button", name="Enroll", exact=True).click()
     page.get_by_text("Third is enrolled").wait_for()
@@ -133,8 +129,8 @@ def test_of_several_faces_the_one_that_was_chosen_is_enrolled(
     page.goto(f"{service}/console#/identify?gallery=friends")
     page.locator("input[type=file]").set_input_files(photos["party"])
     expect(cards(page)).to_have_count(6)
-    expect(card(page, 4).get_by_role("heading")).to_have_text("Fourth")
-    expect(card(page, 3).get_by_role("heading")).to_have_text("Third")
+    expect(cards(page, 4).get_by_role("heading")).to_have_text("Fourth")
+    expect(cards(page, 3).get_by_role("heading")).to_have_text("Third")
 
 
 def test_several_photos_are_searched_again_for_another_risk_and_are_there_after_an_enrollment(
@@ -161,5 +157,5 @@ def test_several_photos_are_searched_again_for_another_risk_and_are_there_after_
     page.get_by_role("button", name="Enroll", exact=True).click()
     page.get_by_role("link", name="Try it: identify").click()
     expect(page.get_by_role("button", name=re.compile("Photo [12]"))).to_have_count(2)
-    expect(card(page, 1).get_by_role("link", name="Ada")).to_be_visible()
+    expect(cards(page, 1).get_by_role("link", name="Ada")).to_be_visible()
     expect(spoken.filter(has_text="ada.jpg. 1 face: 1 known. Ada.")).to_have_count(1)

@@ -11,7 +11,7 @@ from kith import Kith
 from service.server import embedded
 from service.settings import load_settings
 from tests.browser.chromium import faults, overflow
-from tests.browser.conftest import Opener
+from tests.browser.conftest import PHONE, Opener
 from tests.receivers import receiving
 
 
@@ -34,7 +34,7 @@ def test_a_webhook_is_tested_seen_at_work_and_deleted(visit: Opener, tmp_path: P
             page.get_by_role("button", name="Refresh").click()
             expect(page.get_by_text("the receiver returned status 404")).to_be_visible()
             expect(page.get_by_text("2 events after its position")).to_be_visible()
-            page.set_viewport_size({"width": 390, "height": 844})
+            page.set_viewport_size(PHONE)
             assert faults(page) == []
             assert overflow(page) == 0
             page.get_by_role("button", name="Delete").click()

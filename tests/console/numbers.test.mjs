@@ -16,6 +16,7 @@ test("a rate is formatted as 1 in N", () => {
     "never",
     "nearly all",
   ]);
+  assert.equal(numbers.many(999_600), "1 million");
 });
 
 test("stops are round and fall", () => {

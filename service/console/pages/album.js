@@ -6,21 +6,10 @@ import { careful, confirmed } from "../dialogs.js";
 import { fill, h, icon } from "../dom.js";
 import { counted, when, whole } from "../numbers.js";
 import { receipt } from "../receipt.js";
-import { refusalList, watch } from "../reports.js";
+import { pages, refusalList, watch } from "../reports.js";
 import { Pictures } from "../stored.js";
-import {
-  button,
-  empty,
-  folded,
-  heading,
-  linkButton,
-  loading,
-  notice,
-  outcome,
-  problemBox,
-  toast,
-  waiting,
-} from "../ui.js";
+import { button, empty, folded, heading, linkButton, notice, outcome, problemBox, toast, waiting } from "../ui.js";
+import { jobCard } from "./jobs.js";
 import * as words from "../words.js";
 
 const PAGE = 50;
@@ -32,7 +21,8 @@ export const title = ({ gallery }) => `Album · ${gallery}`;
 export function render({ gallery, album: id }, signal) {
   const path = `${galleryPath(gallery)}/albums/${part(id)}`;
   const facts = h("p.lead", "");
-  const body = h("div.stack", waiting("Loading the album…"));
+  const body = h("div.stack", waiting("Kith looks for faces. You can close this page…"));
+  const progress = jobCard(id, () => look(), signal);
   const remove = async () => {
     done = true; // the page does not look at it meanwhile
     const gone = await call("DELETE", path).catch((error) => {
@@ -57,7 +47,8 @@ export function render({ gallery, album: id }, signal) {
     fill(facts, `${has}. The album is deleted ${when(album.expires_at)}.`);
     done = album.state !== "grouping";
     if (done) fill(body, new Groups(gallery, path, album, job, signal).element);
-    else progress(body, job);
+    else if (job) progress.update(job);
+    if (!done && job && progress.parentElement === null) fill(body, h("ul.stack", progress));
     return !done;
   };
   const look = watch(async () => {
@@ -86,31 +77,10 @@ export function render({ gallery, album: id }, signal) {
 }
 
 const gone = (gallery) =>
-  empty(
-    "photo",
-    "This album is gone",
-    "It was deleted or has expired, or its job failed or was canceled.",
+  empty("photo", "This album is gone", "It was deleted or has expired, or its job failed or was canceled.", [
     linkButton("Albums", galleryPage(gallery, "/albums")),
     linkButton("Jobs", `#/jobs?gallery=${encodeURIComponent(gallery)}`),
-  );
-
-/** Show how far the job is; the elements stay, so that screen readers are not interrupted. */
-function progress(body, job) {
-  if (!body.querySelector("progress"))
-    fill(
-      body,
-      h("section.card", [
-        h("h2", "Looking for faces"),
-        h("progress", { max: 1, "aria-label": "Progress" }),
-        h("p.far"),
-        h("p.hint", "You can close this page. The job goes on."),
-      ]),
-    );
-  const { done_count: done, total_count: total } = job ?? {};
-  if (total) body.querySelector("progress").value = done / total;
-  const far = total ? `${whole(done)} of ${counted(total, "photo")}` : "Waits for a free worker.";
-  body.querySelector(".far").textContent = far;
-}
+  ]);
 
 const groupName = ({ id }) => `Group ${id.slice(1)}`;
 
@@ -140,18 +110,10 @@ class Groups {
   /** A list of groups in pages, of one or of several faces. */
   section(single, nothing) {
     const list = h("ul.stack", { "aria-label": single ? "Single faces" : "Groups" });
-    const place = h("div.stack");
-    let next = null;
-    const load = async () => {
-      const query = { single, limit: PAGE, cursor: next };
-      const page = await call("GET", `${this.path}/groups`, { query, signal: this.signal });
-      list.append(...page.data.map((one) => this.card(one)));
-      next = page.next;
-      return fill(place, list.children.length ? list : h("p.card", nothing), next && button("Show more", load));
-    };
-    const start = () => {
-      if (place.parentElement === null || list.children.length === 0) fill(element, loading(load));
-    };
+    const ask = (cursor) =>
+      call("GET", `${this.path}/groups`, { query: { single, limit: PAGE, cursor }, signal: this.signal });
+    const shown = (data) => (list.append(...data.map((one) => this.card(one))), list);
+    const start = () => list.children.length > 0 || fill(element, pages(ask, shown, h("p.card", nothing)));
     const element = h("div");
     return { element, start, list };
   }
@@ -280,9 +242,8 @@ class Groups {
       answer = await call("POST", `${this.own(card)}/enroll`, { json });
       enrolled += answer.enrolled_count;
     } while (answer.enrolled_count > 0 && answer.remaining_count > answer.refused.length);
-    this.say(
-      `${counted(enrolled, "photo")} of ${words.called(person)} enrolled${answer.remaining_count ? `, ${whole(answer.remaining_count)} not` : ""}.`,
-    );
+    const left = answer.remaining_count ? `, ${whole(answer.remaining_count)} not` : "";
+    this.say(`${counted(enrolled, "photo")} of ${words.called(person)} enrolled${left}.`);
     if (answer.remaining_count === 0) return this.leave(card);
     const photos = new Map(group.faces.map((one) => [one.id, one.photo]));
     card.refused =
@@ -299,13 +260,8 @@ class Groups {
 
   /** Enroll faces that a check refused. */
   async anyway(card, person) {
-    const sure = await confirmed(
-      "Enroll the refused faces?",
-      "Only do this if they show this person: a photo of somebody else makes Kith confuse the two.",
-      "Enroll",
-      { danger: false },
-    );
-    if (sure)
+    const text = "Only do this if they show this person: a photo of another person makes Kith confuse the two.";
+    if (await confirmed("Enroll the refused faces?", text, "Enroll", { danger: false }))
       await this.enroll(card, person, { allow_duplicate: true, allow_inconsistent: true, allow_low_quality: true });
   }
 }

@@ -6,7 +6,8 @@ import { each, h } from "../dom.js";
 import { counted, when } from "../numbers.js";
 import { galleryHeading, redraws, watch } from "../reports.js";
 import { packed } from "../tar.js";
-import { button, choice, empty, field, outcome, waiting } from "../ui.js";
+import { choice, field } from "../forms.js";
+import { button, empty, outcome, waiting } from "../ui.js";
 import { ARCHIVES, archiveType, sender } from "../upload.js";
 
 const RISKS = [
@@ -14,6 +15,11 @@ const RISKS = [
   ["0.001", "Careful: about 1 in 1,000; some people get several groups"],
   ["0.05", "Generous: about 1 in 20; fewer groups per person"],
 ];
+
+const LEAD = "Photos without names: Kith finds who is in them, and you name the people.";
+const NONE =
+  "Choose photos of several people, such as a holiday or a party. Nobody is enrolled until you say who it is.";
+const make = (start) => button("New album", start, { kind: "primary", icon: "plus" });
 
 export const title = ({ gallery }) => `Albums of ${gallery}`;
 
@@ -27,39 +33,22 @@ export function render({ gallery }, signal) {
     return data.some((one) => one.state === "grouping");
   };
   const { note } = watch(look, signal, body);
-  return h("div.page", [
-    galleryHeading(
-      gallery,
-      "albums",
-      "Photos without names: Kith finds who is in them, and you name the people.",
-      button("New album", start, { kind: "primary", icon: "plus" }),
-    ),
-    note,
-    body,
-  ]);
+  return h("div.page", [galleryHeading(gallery, "albums", LEAD, make(start)), note, body]);
 }
 
 function list(gallery, albums, start) {
-  if (albums.length === 0)
-    return empty(
-      "photo",
-      "No albums yet",
-      "Choose photos of several people, such as a holiday or a party. Kith groups the faces. Nobody is enrolled until you say who it is.",
-      button("New album", start, { kind: "primary", icon: "plus" }),
-    );
+  if (albums.length === 0) return empty("photo", "No albums yet", NONE, make(start));
   return each("ul.cards", albums, (one) =>
     h("li.card", [
       h("h2", h("a", { href: galleryPage(gallery, `/albums/${one.id}`) }, `Album of ${when(one.created_at)}`)),
-      h(
-        "p",
-        one.state === "ready"
-          ? `${counted(one.photo_count, "photo")}, ${counted(one.group_count, "group")}, ${counted(one.single_count, "single face")}`
-          : outcome("unknown", "jobs", "finding faces"),
-      ),
+      h("p", one.state === "ready" ? content(one) : outcome("unknown", "jobs", "finding faces")),
       h("p.hint", `Is deleted ${when(one.expires_at)}.`),
     ]),
   );
 }
+
+const content = ({ photo_count: photos, group_count: groups, single_count: singles }) =>
+  `${counted(photos, "photo")}, ${counted(groups, "group")}, ${counted(singles, "single face")}`;
 
 /** Ask for photos or an archive, and send them. */
 function begin(gallery) {
@@ -69,11 +58,7 @@ function begin(gallery) {
   const upload = sender("Sent.");
   const elements = [
     field("Photos", files, "Many photos, or one zip, tar, tar.gz or tar.zst of them. At most 20,000."),
-    field(
-      "How careful",
-      risk,
-      "A careful album puts fewer strangers into one group, and splits more people into several.",
-    ),
+    field("How careful", risk, "A careful album joins fewer strangers, and splits more people into several groups."),
     upload.element,
   ];
   ask("New album", "Start", elements, async (signal) => {

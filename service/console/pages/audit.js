@@ -4,11 +4,14 @@ import { all, call, galleryPath } from "../api.js";
 import { EVENTS } from "../audit_words.js";
 import { fill, h } from "../dom.js";
 import { toTheSecond } from "../numbers.js";
-import { settingsHeading } from "../reports.js";
-import { button, choice, empty, field, folded, loading, table, textInput } from "../ui.js";
+import { pages, settingsHeading } from "../reports.js";
+import { choice, field, textInput } from "../forms.js";
+import { empty, folded, table } from "../ui.js";
 
 const PAGE = 50;
 const SHORT = 32;
+
+const LEAD = "Who did what, and when. People appear as codes that only their gallery can resolve.";
 
 export const title = () => "Audit";
 
@@ -23,12 +26,11 @@ export function render(params, signal) {
     since: date(params.since),
     until: date(params.until),
   };
-  const body = h("div");
-  const load = () => {
+  const body = h("div.audit");
+  const show = () => {
     const values = Object.entries(fields).map(([name, input]) => [name, input.value.trim()]);
-    return lines(Object.fromEntries(values), signal);
+    fill(body, lines(Object.fromEntries(values), signal));
   };
-  const show = () => fill(body, loading(load, "Reading the audit…"));
   const form = h("form.filters", { onSubmit: (event) => (event.preventDefault(), show()), onChange: show }, [
     field("What", fields.event),
     field("In gallery", fields.gallery, "Empty: all galleries"),
@@ -39,10 +41,7 @@ export function render(params, signal) {
   ]);
   show();
   return h("div.page", [
-    settingsHeading(
-      "audit",
-      "Who did what, and when. The log is append-only, and each line has the hash of the previous line. People appear as codes that only their gallery can resolve.",
-    ),
+    settingsHeading("audit", LEAD),
     folded("Filter", form, { open: Object.values(fields).some((field) => field.value !== "") }),
     body,
   ]);
@@ -56,27 +55,27 @@ function midnight(date, later = 0) {
   return at.toISOString();
 }
 
-async function lines({ event, gallery, subject, actor, since, until }, signal) {
+function lines({ event, gallery, subject, actor, since, until }, signal) {
   // Keys for some galleries can read only those.
   const path = gallery ? `${galleryPath(gallery)}/audit` : "/v1/audit";
   const about = gallery ? { subject: subject || null } : {};
   const span = { since: midnight(since), until: midnight(until, 1) };
   const query = { ...about, event: event || null, actor: actor || null, ...span, limit: PAGE };
-  const place = h("div.stack.audit");
   const names = new Map(); // of keys, by their ids
-  const more = async (cursor) => {
+  const ask = async (cursor) => {
     const page = await call("GET", path, { query: { ...query, cursor }, signal });
-    if (page.data.length === 0 && !cursor) return empty("docs", "No matching lines", "Change the filters.");
     if (!gallery && names.size === 0 && page.data.some((line) => line.actor.startsWith("key:")))
       for (const key of await all("/v1/keys", { query: { ended: true }, signal })) names.set(key.id, key.name);
-    place.querySelector(":scope > .actions")?.remove();
-    const rows = page.data.map((line) => row(line, names));
-    place.append(table("Audit lines, newest first", ["When", "What", "By", "Details"], rows));
-    const older = () => more(page.next);
-    if (page.next) place.append(h("div.actions", button("Show older lines", older)));
-    return place;
+    return page;
   };
-  return await more(null);
+  const shown = (data) =>
+    table(
+      "Audit lines, newest first",
+      ["When", "What", "By", "Details"],
+      data.map((line) => row(line, names)),
+    );
+  const nothing = empty("docs", "No matching lines", "Change the filters.");
+  return pages(ask, shown, nothing, { more: "Show older lines", text: "Reading the audit…" });
 }
 
 const row = ({ at, event, outcome, gallery, actor: by, subject, details }, names) => [

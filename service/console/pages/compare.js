@@ -1,18 +1,19 @@
 import { call, newest, patiently } from "../api.js";
 import { galleries, galleryField, personField, riskField } from "../choices.js";
 import { each, fill, h } from "../dom.js";
+import { many } from "../numbers.js";
 import { open, picker, stage } from "../photo.js";
-import { button, facts, folded, heading, loading, problemBox, tell, ticked, unique, waiting } from "../ui.js";
+import { ticked } from "../forms.js";
+import { button, folded, heading, loading, problemBox, tell, unique, waiting } from "../ui.js";
 import * as words from "../words.js";
-import { badge, bare, meter } from "./identify.js";
+import { badge, bare, meter, numbers } from "./identify.js";
 
 export const title = () => "Compare";
 
-const PAIRS = [
-  ["strict", "Strict: 1 wrong match per 10,000 pairs"],
-  ["standard", "Standard: 1 per 1,000"],
-  ["relaxed", "Relaxed: 1 per 100"],
-];
+const PAIRS = words.PRESETS.map(([value, name, , rate]) => [
+  value,
+  `${name}: 1 wrong match per ${many(1 / rate)} pairs`,
+]);
 
 export function render(params, signal) {
   return h("div.page", [
@@ -185,16 +186,7 @@ function result(found, said) {
   const reasons = found.reasons.filter((one) => !one.endsWith("no_face"));
   const measured = () => [
     meter(found),
-    folded(
-      "Details",
-      facts([
-        ["Similarity", words.similarity(found.similarity)],
-        ["Threshold", words.similarity(found.threshold)],
-        ["Review threshold", words.similarity(found.review_threshold)],
-        ["False-match probability", words.exact(found.false_match_probability, found.probability_is_bound)],
-        ["Model", found.model],
-      ]),
-    ),
+    folded("Details", numbers(found, "False-match", found.false_match_probability, [["Model", found.model]])),
   ];
   return h("section.card.verdict", { "aria-label": "The answer" }, [
     badge(found.outcome),

@@ -8,7 +8,8 @@ import { whoFields } from "../asking.js";
 import { personForm } from "../person_form.js";
 import { DESK, bodyOf, cropped, measured, open, picker, stage, thumbnail } from "../photo.js";
 import { Pictures, keepHint, sides } from "../stored.js";
-import { button, linkButton, notice, outcome, refused, tell, toast } from "../ui.js";
+import { refused } from "../forms.js";
+import { button, linkButton, notice, outcome, tell, toast, waiting } from "../ui.js";
 import * as words from "../words.js";
 
 export const title = () => "Enroll";
@@ -56,14 +57,8 @@ function desk(known, params, signal) {
 
   async function take(files) {
     for (const file of files) {
-      const item = {
-        photo: await open(file, signal),
-        state: "looking",
-        faces: null,
-        chosen: null,
-        key: null,
-        allowed: {},
-      };
+      const photo = await open(file, signal);
+      const item = { photo, state: "looking", faces: null, chosen: null, key: null, allowed: {} };
       items.push(item);
       list.append((item.place = h("li.card")));
       show(item);
@@ -99,9 +94,7 @@ function desk(known, params, signal) {
 
   function show(item) {
     fill(item.place, row(item));
-    const ready = items.filter(
-      (one) => one.state === "ready" && one.chosen !== -1 && (one.chosen !== null || one.faces === null),
-    );
+    const ready = items.filter((one) => one.state === "ready" && (one.faces === null || one.faces[one.chosen]));
     go.disabled = ready.length === 0;
     go.querySelector("span").textContent = ready.length > 1 ? `Enroll ${ready.length} photos` : "Enroll";
     item.ready = ready.includes(item);
@@ -128,23 +121,16 @@ function desk(known, params, signal) {
     const face = faces?.[chosen];
     const line = (...content) =>
       h("div.photo-row", [faceOf(item), h("div.stack.tight", [h("p.file", photo.file.name), ...content])]);
-    if (state === "looking") return line(waitLine("Looking for faces…"));
-    if (state === "busy") return line(waitLine("Enrolling…"));
+    if (state === "looking") return line(waiting("Looking for faces…"));
+    if (state === "busy") return line(waiting("Enrolling…"));
     if (state === "enrolled")
       return line(h("p", [outcome("identified", "check", "Enrolled"), ` A ${words.quality(item.score)} photo.`]));
     if (state === "refused") return line(refusal(item, drop));
     if (faces === null) return line(h("p.hint", "Ready."), h("div.actions", drop));
-    if (chosen === -1)
-      return line(
-        h("p", [h("strong", "No face found. "), "The photo must show an upright, visible and large face."]),
-        h("div.actions", drop),
-      );
-    if (!face)
-      return [
-        h("h2", `${faces.length} faces. Which one do you want to enroll?`),
-        chooser(item),
-        h("div.actions", drop),
-      ];
+    const none = [h("strong", "No face found. "), "The photo must show an upright, visible and large face."];
+    if (chosen === -1) return line(h("p", none), h("div.actions", drop));
+    const which = `${faces.length} faces. Which one do you want to enroll?`;
+    if (!face) return [h("h2", which), chooser(item), h("div.actions", drop)];
     const several = faces.length > 1;
     const another = several && photo.drawable;
     const largest = " It is the largest face. This browser cannot show the file, so you cannot choose another one.";
@@ -180,7 +166,7 @@ function desk(known, params, signal) {
     const act = (text, onClick) => button(text, onClick, { small: true });
     const there = () => {
       item.state = "busy";
-      return enrollOne(item, { ...item.person, id: other, label: other, fresh: false, about: null });
+      return enrollOne(item, { ...item.person, id: other, label: other, fresh: false });
     };
     const allowed = (option, value = true) => ((item.allowed[option] = value), again(item));
     const anyway = async () => {
@@ -254,14 +240,13 @@ function desk(known, params, signal) {
       item.score = answer.results[0].face.quality.score;
       item.state = "enrolled";
       made.add(nameOf(person));
-      if (fresh) who.recount();
-      const unsaved = fresh && person.about ? await describe(person) : null;
+      const unsaved = fresh && Object.keys(person.about).length > 0 ? await describe(person) : null;
       who.know(person);
       finished(person, unsaved);
     } catch (error) {
-      if (error.code === "subject_exists" && !signal.aborted) {
+      if (["subject_exists", "invalid_request"].includes(error.code) && !signal.aborted) {
         Object.assign(item, { state: "ready", key: null });
-        who.taken(person);
+        who.failed(error);
       } else if (item.state === "enrolled" || signal.aborted) tell(error);
       else Object.assign(item, { state: "refused", problem: error });
     }
@@ -342,13 +327,6 @@ function whoForm(known, params, signal) {
     return null;
   };
 
-  /** Report that the id is taken. Nothing was changed. */
-  const taken = (wanted) =>
-    refuse(
-      id,
-      `The id “${wanted.id}” is taken. If it is the same person, choose “Enrolled person”. Otherwise enter another id.`,
-    );
-
   return {
     element: h("div.stack", [
       h("div.stack.tight", [
@@ -367,17 +345,15 @@ function whoForm(known, params, signal) {
         return refuse(!fields.fresh.checked ? person.input : id.value.trim() ? id : about.name, found);
       const wanted = { gallery: into, id: found.id, name: found.name, label: words.called(found), fresh: found.isNew };
       if (!found.isNew) return wanted;
-      wanted.about = given(about.read());
+      wanted.about = about.changed();
       return wanted;
     },
-    taken,
-    /** Renew the numbers of people in the list of galleries. */
-    recount: () => gallery.recount?.().catch(() => {}), // the next page load renews them
     /** Show an error beside the form: a toast would cover the button. */
     failed(error) {
       if (error.name === "AbortError") return;
-      const said = words.problem(error);
-      fill(problem, refused(said.text, " ", said.remedy));
+      const { text, remedy } = words.problem(error);
+      const taken = "If it is the same person, choose “Enrolled person”. Otherwise enter another id.";
+      refuse(id, text, " ", error.code === "subject_exists" ? taken : remedy);
     },
     /** Add the next photos to the same person. */
     know(who) {
@@ -391,22 +367,11 @@ function whoForm(known, params, signal) {
   };
 }
 
-/** The typed fields without empty ones; null if all are empty. */
-function given(about) {
-  const said = Object.entries(about).filter(
-    ([, value]) => value !== null && (typeof value === "string" || Object.keys(value).length > 0),
-  );
-  return said.length > 0 ? Object.fromEntries(said) : null;
+function faceOf({ photo, faces, chosen }) {
+  if (faces?.[chosen]) return thumbnail(photo, faces[chosen].box, 96);
+  if (photo.drawable) return h("img.thumb.large", { src: photo.url, alt: "" });
+  return h("span.thumb.large.blank", { "aria-hidden": "true" }, icon("photo"));
 }
-
-const faceOf = ({ photo, faces, chosen }) =>
-  faces?.[chosen] ? thumbnail(photo, faces[chosen].box, 96) : preview(photo);
-const preview = (photo) =>
-  photo.drawable
-    ? h("img.thumb.large", { src: photo.url, alt: "" })
-    : h("span.thumb.large.blank", { "aria-hidden": "true" }, icon("photo"));
-
-const waitLine = (text) => h("p.wait-line", { role: "status" }, [h("span.spinner", { "aria-hidden": "true" }), text]);
 
 const area = ([x0, y0, x1, y1]) => (x1 - x0) * (y1 - y0);
 const largest = (faces) => faces.reduce((best, face, i) => (area(face.box) > area(faces[best].box) ? i : best), 0);

@@ -4,62 +4,34 @@ import { ask } from "../dialogs.js";
 import { fill, h } from "../dom.js";
 import { galleryForm } from "../gallery_form.js";
 import { counted } from "../numbers.js";
-import { watch } from "../reports.js";
+import { lasting, watch } from "../reports.js";
 import { Pictures } from "../stored.js";
-import { button, empty, field, heading, linkButton, textInput, toast, waiting } from "../ui.js";
+import { field, textInput } from "../forms.js";
+import { button, empty, heading, linkButton, toast, waiting } from "../ui.js";
 import { called, risk } from "../words.js";
 
 const NAMED = 3; // people on a card
+
+const LEAD = "A gallery is a group of people who are searched together, with its own accepted risk.";
+const NONE = "A gallery holds people to recognize, such as a staff, a club or a family. Each search uses one gallery.";
 
 export const title = () => "Galleries";
 
 export function render(params, signal) {
   const body = h("div", waiting("Loading galleries…"));
   const make = () => button("New gallery", createGallery, { kind: "primary", icon: "plus" });
-  const cards = new Map();
-  let names = null;
+  const list = h("ul.cards");
+  const update = lasting(list, "name", (one) => card(one, signal));
   const show = (found) => {
-    for (const one of found) {
-      if (!cards.has(one.name)) cards.set(one.name, card(one));
-      const shown = cards.get(one.name);
-      fill(shown.querySelector(".figures"), counts(one));
-      if (shown.dataset.people === String(one.subject_count)) continue;
-      shown.dataset.people = one.subject_count;
-      shown.querySelector(".named").replaceWith(named(one, signal));
-    }
-    const now = JSON.stringify(found.map((one) => one.name));
-    if (now === names) return false; // unchanged elements keep the focus
-    names = now;
-    const list = found.map((one) => cards.get(one.name));
-    fill(body, found.length === 0 ? nothing(make) : h("ul.cards", list));
+    update(found);
+    if (found.length === 0) fill(body, empty("gallery", "No gallery yet", NONE, make()));
+    else if (list.parentElement === null) fill(body, list);
     return false;
   };
   const { note } = watch(async () => show(await all("/v1/galleries", { signal })), signal, body);
   if (params.new) queueMicrotask(() => signal.aborted || createGallery());
-  return h("div.page", [
-    heading(
-      "Galleries",
-      "A gallery is a group of people who are searched together, with its own accepted risk.",
-      make(),
-    ),
-    note,
-    body,
-  ]);
+  return h("div.page", [heading("Galleries", LEAD, make()), note, body]);
 }
-
-const nothing = (make) =>
-  empty(
-    "gallery",
-    "No gallery yet",
-    "A gallery holds people to recognize, such as a staff, a club or a family. Each search uses one gallery. Galleries are independent.",
-    make(),
-  );
-
-/** The number of people and photos, which the page renews. */
-const counts = ({ subject_count: subjects, template_count: templates }) => [
-  h("strong", counted(subjects, "person", "people")),
-  `, ${counted(templates, "photo")}`,
-];
 
 /** The first people by name, with their pictures if the gallery keeps them, when the card comes into view. */
 function named({ name: gallery, subject_count: subjects, keep_crops: keeps }, signal) {
@@ -67,9 +39,8 @@ function named({ name: gallery, subject_count: subjects, keep_crops: keeps }, si
   const look = new IntersectionObserver(async (entries) => {
     if (!entries.some((entry) => entry.isIntersecting)) return;
     look.disconnect();
-    const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { limit: NAMED }, signal }).catch(
-      () => null,
-    ); // the key may not read them
+    const path = `${galleryPath(gallery)}/subjects`;
+    const page = await call("GET", path, { query: { limit: NAMED }, signal }).catch(() => null); // the key may not read them
     const pictures = new Pictures(gallery, signal);
     const line = (one) => h("li.person-cell", [keeps && pictures.of({ subject: one.id }, ""), h("span", called(one))]);
     const more = subjects - (page?.data.length ?? subjects);
@@ -80,18 +51,28 @@ function named({ name: gallery, subject_count: subjects, keep_crops: keeps }, si
   return place;
 }
 
-function card(gallery) {
+function card(gallery, signal) {
   const at = galleryPage(gallery.name);
-  return h("li.card.gallery-card", [
+  const figures = h("p.figures");
+  const place = h("div");
+  let people = null;
+  const element = h("li.card.gallery-card", [
     h("h2.name", h("a", { href: at }, gallery.name)),
-    h("p.figures", counts(gallery)),
-    h("ul.named"),
+    figures,
+    place,
     h("p.hint", `It ${risk(gallery.risk)}.`),
     h("div.actions", [
       linkButton("Enroll", enrollPage(gallery.name), { icon: "enroll", small: true }),
       linkButton("Settings", `${at}/settings`, { kind: "quiet", icon: "edit", small: true }),
     ]),
   ]);
+  const update = (now) => {
+    const { subject_count: subjects, template_count: templates } = now;
+    fill(figures, h("strong", counted(subjects, "person", "people")), `, ${counted(templates, "photo")}`);
+    if (people !== subjects) fill(place, named(now, signal));
+    people = subjects;
+  };
+  return Object.assign(element, { update });
 }
 
 function createGallery() {

@@ -38,11 +38,7 @@ function caught(error) {
 const verdict = (ready) =>
   ready instanceof Error
     ? problemBox(ready)
-    : notice(
-        "check",
-        [h("h2", "The service is ready"), h("p", `Kith ${ready.version} and all its dependencies work.`)],
-        "well",
-      );
+    : notice("check", `Kith ${ready.version} is ready. All its dependencies work.`, "well");
 
 function figures({ audit, disk, job_counts: jobs, ...status }, models) {
   const queued = status.queues.reduce((sum, queue) => sum + queue.waiting_count, 0);
@@ -52,11 +48,7 @@ function figures({ audit, disk, job_counts: jobs, ...status }, models) {
       stat("Uptime", duration(status.uptime_s), `version ${status.version}`),
       stat("Active requests", whole(status.request_count), `${counted(queued, "face")} in queues`),
       jobs &&
-        stat(
-          "Jobs",
-          whole((jobs.running ?? 0) + (jobs.queued ?? 0)),
-          `active; ${whole(jobs.failed ?? 0)} failed in two weeks`,
-        ),
+        stat("Jobs", whole((jobs.running ?? 0) + (jobs.queued ?? 0)), `active, ${whole(jobs.failed ?? 0)} failed`),
       disk && stat("Disk", bytes(disk.free_bytes), `free of ${bytes(disk.size_bytes)}`),
       stat("Audit", whole(lines), `lines ${said}`),
     ]),

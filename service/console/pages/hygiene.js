@@ -8,6 +8,7 @@ import { counted, inHundred, ratio, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
 import { Pictures, keepHint, sides } from "../stored.js";
 import { button, empty, folded, linkButton, loading, notice, problemBox, waiting } from "../ui.js";
+import { called } from "../words.js";
 
 const FIRST = 100;
 const MORE = 1000; // limit of the service
@@ -36,14 +37,7 @@ export function render({ gallery }, signal) {
     fill(body, loading(load, "Comparing all people…"));
   };
   show(FIRST);
-  return h("div.page", [
-    galleryHeading(
-      gallery,
-      "hygiene",
-      "Duplicates, mislabeled photos and lookalikes. Look at the photos before you change anything.",
-    ),
-    body,
-  ]);
+  return h("div.page", [galleryHeading(gallery, "hygiene", "Compare the photos before you change anything."), body]);
 }
 
 async function report(gallery, limit, signal, again) {
@@ -53,12 +47,9 @@ async function report(gallery, limit, signal, again) {
   ]);
   const { subject_count: subjects, template_count: templates, keep_crops: keeps } = settings;
   if (subjects < 2)
-    return empty(
-      "hygiene",
-      "Too few people",
-      "The check compares all people of the gallery. Enroll at least two.",
+    return empty("hygiene", "Too few people", "The check compares all people of the gallery. Enroll at least two.", [
       linkButton("Enroll a person", enrollPage(gallery), { kind: "primary", icon: "enroll" }),
-    );
+    ]);
   const all = Object.values(found.counts).reduce((sum, count) => sum + count, 0);
   const aside = new Aside(gallery);
   if (found.next === null) aside.keepOf([...found.data, ...found.nearest]);
@@ -82,11 +73,7 @@ async function report(gallery, limit, signal, again) {
       ]),
     ]),
     open.length === 0 &&
-      empty(
-        "check",
-        all === 0 ? "No findings" : "All findings are dismissed",
-        "Compare the nearest pairs below: the recognizer does not find every duplicate. Check again after new enrollments.",
-      ),
+      empty("check", all === 0 ? "No findings" : "All findings are dismissed", "Compare the nearest pairs below."),
     found.expected_recall !== null &&
       h("p", [
         "This recognizer is expected to find ",
@@ -110,15 +97,10 @@ async function report(gallery, limit, signal, again) {
       ]),
     found.next !== null &&
       (limit < MORE
-        ? h(
-            "div.actions",
-            button(`Show more than the first ${whole(limit)}`, () => again(MORE)),
-          )
+        ? h("div.actions", [button(`Show more than the first ${whole(limit)}`, () => again(MORE))])
         : h("p.hint", `These are the first ${whole(limit)}. Decide some of them, then refresh.`)),
   ];
 }
-
-const called = ({ subject, name }) => name || subject;
 
 /** A finding with its pictures and actions, in `place`. */
 class Finding {

@@ -352,14 +352,15 @@ export function meter({ similarity, threshold, review_threshold: review }) {
 /** Where the scale begins: what matters lies about the threshold, and that is near 1 for some recognizers. */
 const meterStart = (similarity, review) => Math.max(-1, Math.min(2.5 * review - 1.5, similarity - 0.05));
 
-const numbers = ({ similarity, threshold, review_threshold: review, margin, ...result }) =>
-  [
-    ["Similarity", words.similarity(similarity)],
-    ["Threshold", words.similarity(threshold)],
-    ["Review threshold", words.similarity(review)],
-    ["False-alarm probability", words.exact(result.false_alarm_probability, result.probability_is_bound)],
-    ["Margin to the next person", margin !== undefined && words.similarity(margin)],
-  ].filter(([, value]) => value);
+/** The exact values of an answer; `more`: pairs of name and value. */
+export const numbers = (result, kind, probability, more) =>
+  facts([
+    ["Similarity", words.similarity(result.similarity)],
+    ["Threshold", words.similarity(result.threshold)],
+    ["Review threshold", words.similarity(result.review_threshold)],
+    [`${kind} probability`, words.exact(probability, result.probability_is_bound)],
+    ...more,
+  ]);
 
 function details(result, shot, gallery, pictures) {
   const { quality, score } = result.face;
@@ -372,7 +373,10 @@ function details(result, shot, gallery, pictures) {
     .qualities(quality)
     .map(([name, value, fine]) => [name, fine ? value : `${value} – out of bounds`]);
   return folded("Details", [
-    !result.outcome.startsWith("rejected") && facts(numbers(result)),
+    !result.outcome.startsWith("rejected") &&
+      numbers(result, "False-alarm", result.false_alarm_probability, [
+        ["Margin to the next person", words.similarity(result.margin)],
+      ]),
     near.length > 0 && table("Nearest people", ["Person", "Similarity", "By chance"], near),
     facts([...parts, ["Quality score", quality.score.toFixed(2)], ["Detection score", score.toFixed(2)]]),
   ]);

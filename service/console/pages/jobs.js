@@ -5,21 +5,9 @@ import { galleries, galleryField } from "../choices.js";
 import { ask, careful } from "../dialogs.js";
 import { fill, h } from "../dom.js";
 import { counted, duration, when, whole } from "../numbers.js";
-import { refusalList, watch } from "../reports.js";
-import {
-  button,
-  empty,
-  field,
-  folded,
-  heading,
-  linkButton,
-  loading,
-  notice,
-  outcome,
-  ticked,
-  toast,
-  waiting,
-} from "../ui.js";
+import { lasting, pages, refusalList, watch } from "../reports.js";
+import { field, ticked } from "../forms.js";
+import { button, empty, folded, heading, linkButton, notice, outcome, toast, waiting } from "../ui.js";
 import { ARCHIVES, archiveType, sender } from "../upload.js";
 import { capitalized } from "../words.js";
 
@@ -48,11 +36,14 @@ const REASONS = {
   inconsistent_template: "Unlike the person’s other photos",
 };
 
+const LEAD = "Long tasks that run on the server. You can close this page. Finished jobs are listed for two weeks.";
+const FOLDERS = "Choose an archive with one folder per person. The folder name is the name of the person.";
+
 export const title = () => "Jobs";
 
 export function render(params, signal) {
   const list = h("ul.stack");
-  const cards = new Map();
+  const update = lasting(list, "id", (job) => jobCard(job.id, look, signal));
   const body = h("div", waiting("Loading jobs…"));
   const beyond = h("p.hint", `The latest ${SHOWN} jobs. “kith jobs list” lists all.`);
   const begins = () => begin(signal, look, params.gallery);
@@ -69,24 +60,13 @@ export function render(params, signal) {
   );
 
   function show(jobs) {
-    if (jobs.length === 0) return fill(body, nothing(begins));
-    for (const job of jobs) {
-      if (!cards.has(job.id)) cards.set(job.id, card(job.id, look, signal));
-      cards.get(job.id).update(job);
-    }
-    const wanted = jobs.map((job) => cards.get(job.id));
-    // Keep unchanged elements: they can be focused or open.
-    if (wanted.some((element, i) => list.children[i] !== element) || list.children.length !== wanted.length)
-      fill(list, wanted);
+    if (jobs.length === 0) return fill(body, empty("jobs", "No jobs yet", FOLDERS, start(begins)));
+    update(jobs);
     if (list.parentElement !== body) fill(body, list, beyond);
   }
 
   return h("div.page", [
-    heading(
-      "Jobs",
-      "Long tasks that run on the server. You can close this page. Finished jobs are listed for two weeks.",
-      button("Enroll many people", begins, { kind: "primary", icon: "upload" }),
-    ),
+    heading("Jobs", LEAD, start(begins)),
     params.gallery && h("p.row", [`Jobs of ${params.gallery}.`, linkButton("Show all", "#/jobs")]),
     look.note,
     body,
@@ -95,36 +75,26 @@ export function render(params, signal) {
 
 const active = (job) => job.state === "queued" || job.state === "running";
 
-const nothing = (start) =>
-  empty(
-    "jobs",
-    "No jobs yet",
-    "Enroll many people from a zip with one folder per person. The folder name is the name of the person.",
-    button("Enroll many people", start, { kind: "primary", icon: "upload" }),
-  );
+const start = (begins) => button("Enroll many people", begins, { kind: "primary", icon: "upload" });
 
 /** A card of a job. The element has `update(job)`, which keeps the opened list and the focus. */
-function card(id, look, signal) {
+export function jobCard(id, look, signal) {
   const [name, state, far, became, problem] = [h("h2"), h("p"), h("p.far"), h("p.hint"), h("div")];
   const bar = h("progress", { max: 1, "aria-label": "Progress" });
   const [summary, list] = [h("span"), h("div")];
-  const items = folded(summary, list, {
-    class: "details items",
-    onToggle: () => items.open && fill(list, loading(refused)),
-  });
+  const items = folded(summary, list, { class: "details items", onToggle: () => items.open && fill(list, refused()) });
   let job = null;
   let told = null;
 
-  /** The refused items so far, in pages. */
-  async function refused() {
-    const page = async (cursor) => {
-      const query = { failed: true, limit: ITEMS, cursor };
-      const { data, next } = await call("GET", `/v1/jobs/${part(id)}/items`, { query, signal });
-      const more = button("Show more", async () => more.replaceWith(...(await page(next))));
-      return [refusalList(data.map(({ item, problem: why }) => [item, why])), next && more].filter(Boolean);
-    };
-    return await page(null);
-  }
+  const refused = () =>
+    pages(
+      (cursor) => {
+        const query = { failed: true, limit: ITEMS, cursor };
+        return call("GET", `/v1/jobs/${part(id)}/items`, { query, signal });
+      },
+      (data) => refusalList(data.map(({ item, problem: why }) => [item, why])),
+      "",
+    );
 
   const stopping = () => [
     "Cancel this job?",
@@ -196,11 +166,7 @@ function results(job) {
 /** Ask for an archive and enroll it. `again`: a job whose photos of several people are retried with the largest face. */
 async function begin(signal, look, chosen, again = null) {
   const known = await galleries(signal);
-  if (known !== null && known.length === 0) {
-    toast("Create a gallery first.", "error");
-    location.hash = "#/galleries";
-    return;
-  }
+  if (known?.length === 0) return (location.hash = "#/galleries?new=1");
   const where = galleryField(known, null, { chosen });
   const file = h("input", { type: "file", accept: ARCHIVES, required: true });
   const largest = h("input", { type: "checkbox", checked: again !== null });
@@ -209,14 +175,8 @@ async function begin(signal, look, chosen, again = null) {
   const tree = "people.zip\n├─ Ada Lovelace\n│  ├─ 1.jpg\n│  └─ at work.heic\n└─ Grace Hopper\n   └─ portrait.png";
   const elements = [
     again
-      ? h(
-          "p",
-          `Kith enrolls the largest face of ${counted(again.counts.several_faces, "photo")} with several people. It skips enrolled photos.`,
-        )
-      : [
-          h("p", "Choose an archive with one folder per person. The folder name is the name of the person."),
-          h("pre.tree", tree),
-        ],
+      ? h("p", `It enrolls the largest face of ${counted(again.counts.several_faces, "photo")} with several people.`)
+      : [h("p", FOLDERS), h("pre.tree", tree)],
     where,
     field("Archive", file, again ? "Choose the same archive again." : "zip, tar, tar.gz or tar.zst"),
     ticked(largest, "Use the largest face of photos with several people"),

@@ -6,7 +6,8 @@ import { ask, careful, secretDialog } from "../dialogs.js";
 import { h } from "../dom.js";
 import { counted, when } from "../numbers.js";
 import { listed, settingsHeading } from "../reports.js";
-import { button, choice, empty, field, outcome, several, textInput, ticked, toast } from "../ui.js";
+import { choice, field, several, textInput, ticked } from "../forms.js";
+import { button, empty, outcome, toast } from "../ui.js";
 
 const DAY_MS = 86_400_000;
 const SCOPES = {
@@ -30,11 +31,9 @@ export function render(params, signal) {
   const others = h("input", { type: "checkbox", onChange: () => list.show() });
   const list = listed(() => keys(others.checked, signal), card, empty("key", "No keys yet", NONE), "Loading keys…");
   return h("div.page", [
-    settingsHeading(
-      "keys",
-      "API keys control access to the service. Create one key per program or person, with only the scopes it needs.",
+    settingsHeading("keys", "Create one key per program or person, with only the scopes it needs.", [
       button("Create a key", () => create(signal, list.show), { kind: "primary", icon: "plus" }),
-    ),
+    ]),
     list,
     ticked(others, "Show revoked and expired keys"),
   ]);
@@ -103,11 +102,7 @@ async function create(signal, again) {
   const where = several("Galleries", `Without a choice: all galleries, also future ones. ${are}`, names);
   const lives = choice(LIVES);
   const elements = [
-    first &&
-      h(
-        "p",
-        "The first key has all scopes. Use it to create the others, and keep it safe. From then on each request needs a key.",
-      ),
+    first && h("p", "The first key has all scopes. Use it to create others. From then on each request needs a key."),
     field("Owner", name, "A person or a program, such as “door 3”"),
     scopes,
     !first && known.length > 0 && where,

@@ -6,7 +6,8 @@ import { fill, h, svg } from "../dom.js";
 import { counted, everySo, inHundred, oneIn, STOPS, when, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
 import { read, write } from "../store.js";
-import { button, field, loading, notice, outcome, table, toast } from "../ui.js";
+import { field } from "../forms.js";
+import { button, loading, notice, outcome, table, toast } from "../ui.js";
 import { capitalized } from "../words.js";
 
 const SOURCES = {
@@ -26,7 +27,7 @@ export function render({ gallery }, signal) {
     galleryHeading(
       gallery,
       "risk",
-      "How often a stranger may get the name of an enrolled person, and how many people are missed in return.",
+      "How often strangers may get a wrong name, and how many people are missed in return.",
     ),
     body,
   ]);
@@ -72,15 +73,9 @@ async function view(gallery, signal, again) {
 
   function use() {
     const accepts = () => accept({ fpir: chosen.fpir });
-    return h(
-      "div.actions",
-      inUse.fpir === chosen.fpir
-        ? outcome("identified", "check", "In use")
-        : [
-            button("Use this risk", accepts, { kind: "primary", icon: "check" }),
-            h("p.hint", `In use: ${accepted(inUse, now)}.`),
-          ],
-    );
+    if (inUse.fpir === chosen.fpir) return h("div.actions", outcome("identified", "check", "In use"));
+    const use = button("Use this risk", accepts, { kind: "primary", icon: "check" });
+    return h("div.actions", [use, h("p.hint", `In use: ${accepted(inUse, now)}.`)]);
   }
 
   async function accept(risk, undoing = false) {
@@ -152,10 +147,7 @@ function meaning({ fpir, fnir, today }) {
       : h("div.said", [
           h("p.figure.missed", inHundred(fnir)),
           h("p", `${MISSED}.`),
-          h(
-            "p.hint",
-            `Between ${inHundred(today.fnir_low)} and ${inHundred(today.fnir_high)}, for photos like those enrolled.`,
-          ),
+          h("p.hint", `${inHundred(today.fnir_low)} to ${inHundred(today.fnir_high)}, for photos like those enrolled.`),
         ]),
     today.extrapolated && h("p.hint", "This risk is extrapolated: it is too small to count."),
   ];
@@ -199,17 +191,13 @@ function evidence(gallery, report, signal, again) {
       ]),
     report.check && checked(report.check),
     (report.warnings ?? []).map((warning) => h("p.hint", WARNINGS[warning](found))),
-    h(
-      "p.hint",
-      found.derived_at === null
-        ? "Not computed from this gallery yet."
-        : `Computed ${when(found.derived_at)}${found.up_to_date ? "" : ". People changed since then: Kith is computing it again"}.`,
-    ),
+    h("p.hint", found.derived_at ? `Computed ${when(found.derived_at)}.` : "Not computed from this gallery yet."),
+    !found.up_to_date && h("p.hint", "People changed since then: Kith is computing it again."),
     h("p.hint", [
       "The threshold changes with the enrolled people, so that the risk stays the same. ",
       h(
         "a",
-        { href: `#/settings/audit?${new URLSearchParams({ event: "threshold_moved", gallery })}` },
+        { href: `#/settings/audit?event=threshold_moved&gallery=${encodeURIComponent(gallery)}` },
         "See its changes",
       ),
       ".",
@@ -262,14 +250,12 @@ function asTable(stops) {
 const few = (subjects) =>
   notice(
     "question",
-    subjects === 0
-      ? "No people are enrolled. The curve is for the first person."
-      : "One person is enrolled. With more people, strangers reach higher similarities, and the curve moves right.",
+    subjects === 0 ? "The curve is for the first person." : "With more people, the curve moves right.",
   );
 
 const outOfReach = () =>
   notice(
     "warning",
-    "No threshold reaches these risks with this recognizer and gallery size. Use a stronger pack, or smaller galleries.",
+    "This recognizer reaches no risk in this gallery. Use a stronger pack, or smaller galleries.",
     "error",
   );

@@ -1,13 +1,14 @@
 import { call, galleryPath } from "../api.js";
 import { Aside } from "../aside.js";
-import { careful, confirmed } from "../dialogs.js";
+import { confirmed } from "../dialogs.js";
 import { fill, h } from "../dom.js";
 import { download } from "../files.js";
 import { galleryForm } from "../gallery_form.js";
 import { counted, when, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
-import { pageDeleted } from "../receipt.js";
-import { button, facts, loading, saveForm, toast } from "../ui.js";
+import { eraser } from "../receipt.js";
+import { saveForm } from "../forms.js";
+import { button, facts, loading, toast } from "../ui.js";
 import { problem } from "../words.js";
 
 export const title = ({ gallery }) => `Settings of ${gallery}`;
@@ -57,34 +58,24 @@ function files(gallery, found, signal) {
   const save = () => download(`${galleryPath(gallery)}/export`, `${gallery}.ndjson`, { signal });
   return h("section.card", [
     h("h2", "Export"),
-    h(
-      "p",
-      "A file of all people with their embeddings, for another Kith or as an archive. It is not encrypted: protect it like the photos.",
-    ),
+    h("p", "A file of all people with their embeddings. It is not encrypted: protect it like the photos."),
     h("div.actions", button("Export", save, { icon: "upload" })),
-    h(
-      "p.hint",
-      `It needs a key with the scope “admin”. “kith gallery import” reads the file${found.template_count > 100_000 ? "; for a gallery as large as this one use “kith gallery export”" : ""}.`,
-    ),
+    h("p.hint", "It needs a key with the scope “admin”. “kith gallery import” reads the file."),
+    found.template_count > 100_000 && h("p.hint", "For a gallery as large as this one use “kith gallery export”."),
   ]);
 }
 
 function removal(gallery, found, place, signal) {
-  const question = () => [
-    `Delete “${gallery}”?`,
-    `${counted(found.subject_count, "person", "people")} and ${counted(found.template_count, "photo")} are deleted. This cannot be undone. A receipt lists the deleted data.`,
-    "Delete",
-    { typed: gallery },
-  ];
-  const remove = async () => {
-    const gone = await call("DELETE", galleryPath(gallery));
-    new Aside(gallery).clear();
-    const back = ["Back to galleries", "#/galleries"];
-    pageDeleted(place.closest(".page"), gallery, gone, `“${gallery}” is deleted`, back, signal);
-  };
+  const button = eraser(() => place.closest(".page"), "gallery", `“${gallery}”`, galleryPath(gallery), {
+    has: `${counted(found.subject_count, "person", "people")} and ${counted(found.template_count, "photo")}`,
+    typed: gallery,
+    back: ["Back to galleries", "#/galleries"],
+    after: () => new Aside(gallery).clear(),
+    signal,
+  });
   return h("section.card", [
     h("h2", "Delete"),
     h("p", "Deletes the gallery and erases all data of its people. This cannot be undone."),
-    h("div.actions", careful("Delete the gallery", question, remove, { icon: "trash" })),
+    h("div.actions", button),
   ]);
 }

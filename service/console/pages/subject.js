@@ -6,21 +6,10 @@ import { each, fill, h, icon } from "../dom.js";
 import { download } from "../files.js";
 import { counted, when } from "../numbers.js";
 import { personForm } from "../person_form.js";
-import { briefly, pageDeleted } from "../receipt.js";
-import { Pictures } from "../stored.js";
-import {
-  button,
-  empty,
-  facts,
-  folded,
-  heading,
-  linkButton,
-  loading,
-  problemBox,
-  saveForm,
-  tell,
-  toast,
-} from "../ui.js";
+import { briefly, eraser } from "../receipt.js";
+import { Pictures, keepHint } from "../stored.js";
+import { saveForm } from "../forms.js";
+import { button, empty, facts, folded, heading, linkButton, loading, problemBox, tell, toast } from "../ui.js";
 import * as words from "../words.js";
 
 export const title = ({ subject }) => subject;
@@ -50,35 +39,24 @@ export function render({ gallery, subject }, signal) {
 }
 
 function view({ gallery, person, templates, decoys, keeps }, page, signal) {
-  const add = enrollPage(gallery, person.id);
+  const adds = () => linkButton("Add photos", enrollPage(gallery, person.id), { kind: "primary", icon: "plus" });
   return h("div.stack.wide", [
-    heading(
-      words.called(person),
-      `In “${gallery}” since ${when(person.created_at)}.`,
-      linkButton("Add photos", add, { kind: "primary", icon: "plus" }),
-    ),
+    heading(words.called(person), `In “${gallery}” since ${when(person.created_at)}.`, adds()),
     h("div.columns", [
-      h("div.stack", [photos({ gallery, person, templates, keeps }, add, signal), mistakes(gallery, person, decoys)]),
+      h("div.stack", [photos({ gallery, person, templates, keeps }, adds, signal), mistakes(gallery, person, decoys)]),
       h("div.stack", [edit(gallery, person, signal), rights(gallery, person, templates, page, signal)]),
     ]),
   ]);
 }
 
 /** The photos of the person. Only quality values are stored, and small pictures if the gallery keeps them. */
-function photos({ gallery, person, templates, keeps }, add, signal) {
+function photos({ gallery, person, templates, keeps }, adds, signal) {
   const section = h("section.stack", { "aria-label": "Photos", tabindex: "-1" });
   const pictures = new Pictures(gallery, signal);
-  const none = empty(
-    "photo",
-    "No photos yet",
-    "Without a photo, searches cannot find this person.",
-    linkButton("Add photos", add, { kind: "primary", icon: "plus" }),
-  );
-  const hint =
-    "To see pictures here, turn on “Keep a small picture of each enrolled face” in the gallery's settings, then add photos again.";
+  const none = empty("photo", "No photos yet", "Without a photo, searches cannot find this person.", adds());
   const list = () => [
     h("h2", counted(templates.length, "photo")),
-    !keeps && h("p.hint", hint),
+    !keeps && keepHint(gallery),
     each("ul.stack", templates, (one) => h("li.card", line(one))),
   ];
   const show = () => fill(section, templates.length === 0 ? none : list());
@@ -174,11 +152,9 @@ function mistakes(gallery, person, decoys) {
 }
 
 const bar = (score) =>
-  h(
-    "div.meter.enough.slim",
-    { role: "img", "aria-label": `Quality ${score.toFixed(2)} of 1` },
+  h("div.meter.enough.slim", { role: "img", "aria-label": `Quality ${score.toFixed(2)} of 1` }, [
     h("span.meter-fill", { style: { width: `${score * 100}%` } }),
-  );
+  ]);
 
 function edit(gallery, person, signal) {
   const form = personForm(person);
@@ -196,25 +172,17 @@ function edit(gallery, person, signal) {
 }
 
 function rights(gallery, person, templates, page, signal) {
-  const question = () => [
-    `Delete ${words.called(person)}?`,
-    `${counted(templates.length, "photo")} and all other data of this person are deleted. This cannot be undone. A receipt lists the deleted data.`,
-    "Delete",
-  ];
-  const remove = async () => {
-    const gone = await call("DELETE", subjectPath(gallery, person.id));
-    new Aside(gallery).forget(person.id);
-    const back = [`Back to ${gallery}`, galleryPage(gallery)];
-    pageDeleted(page, words.called(person), gone, "Deleted", back, signal);
-  };
+  const erase = eraser(() => page, "person", words.called(person), subjectPath(gallery, person.id), {
+    has: `${counted(templates.length, "photo")} and all other data of this person`,
+    back: [`Back to ${gallery}`, galleryPage(gallery)],
+    after: () => new Aside(gallery).forget(person.id),
+    signal,
+  });
   const save = () => download(`${subjectPath(gallery, person.id)}/export`, `${person.id}.json`, { signal });
   return h("section.card", [
     h("h2", "Privacy rights"),
     h("p", "Download all stored data of this person, or delete it with a receipt."),
-    h("div.actions", [
-      button("Download data", save, { icon: "docs" }),
-      careful("Delete the person", question, remove, { icon: "trash" }),
-    ]),
+    h("div.actions", [button("Download data", save, { icon: "docs" }), erase]),
     h("p.hint", "The download needs a key with the scope “admin”, the deletion one with “enroll”."),
   ]);
 }
