@@ -8,28 +8,20 @@ import numpy as np
 from scipy.optimize import brentq
 
 
-def _require_classes(num_classes: int, minimum: int) -> None:
-    if num_classes < minimum:
-        raise ValueError(f"this bound needs at least {minimum} classes, not {num_classes}")
-
-
-def _require_probability(probability: float) -> None:
-    if not 0 < probability < 1:
-        raise ValueError(f"a probability lies in (0, 1), not {probability}")
+def _require_three(num_classes: int) -> None:
+    if num_classes < 3:
+        raise ValueError(f"this bound needs at least 3 classes, not {num_classes}")
 
 
 def normface_loss_bound(num_classes: int, length: float) -> float:
     """Return the minimum softmax loss with features and weights of ``length`` l: log(1 + (C-1) e^(-C/(C-1) l^2)).
     NormFace, proposition 2. For the scale of a cosine head, l^2 = s."""
-    _require_classes(num_classes, 2)
     return math.log1p((num_classes - 1) * math.exp(-num_classes / (num_classes - 1) * length**2))
 
 
 def cosface_scale_bound(num_classes: int, probability: float) -> float:
     """Return the minimum s for class centers to reach ``probability``: (C-1)/C ln((C-1)P/(1-P)). CosFace, section
     3.3."""
-    _require_classes(num_classes, 2)
-    _require_probability(probability)
     c = num_classes
     return (c - 1) / c * math.log((c - 1) * probability / (1 - probability))
 
@@ -40,7 +32,6 @@ def cosface_margin_bound(num_classes: int, embedding_dim: int) -> float:
     1 - cos(2 pi / C) for d = 2; C/(C-1) for C <= d + 1. For more classes the paper only states that m must stay far
     below C/(C-1), which is returned.
     """
-    _require_classes(num_classes, 2)
     if embedding_dim == 2:
         return 1 - math.cos(2 * math.pi / num_classes)
     return num_classes / (num_classes - 1)
@@ -49,15 +40,14 @@ def cosface_margin_bound(num_classes: int, embedding_dim: int) -> float:
 def l2_softmax_alpha_bound(num_classes: int, probability: float) -> float:
     """Return the minimum feature length alpha to reach ``probability``: ln(p(C-2)/(1-p)). R. Ranjan et al., 2017,
     "Bounds on parameter alpha"."""
-    _require_classes(num_classes, 3)
-    _require_probability(probability)
+    _require_three(num_classes)
     return math.log(probability * (num_classes - 2) / (1 - probability))
 
 
 def fixed_scale(num_classes: int, angle_deg: float = 45.0) -> float:
     """Return s = ln(C-1) / cos(angle), at which P = 1/2 at this angle if the other classes are at right angles. At 45
     degrees, sqrt(2) ln(C-1): the fixed scale of AdaCos and of adaptive-scale CosFace, 13.10 at C = 10,575."""
-    _require_classes(num_classes, 3)
+    _require_three(num_classes)
     if not 0 <= angle_deg < 90:
         raise ValueError(f"the angle lies in [0, 90) degrees, not {angle_deg}")
     return math.log(num_classes - 1) / math.cos(math.radians(angle_deg))

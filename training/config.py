@@ -149,7 +149,7 @@ class BackboneConfig:
     """Stochastic depth of IResNets and ViTs: share of images for which the last block is skipped."""
     widths: tuple[Channels, Channels, Channels] = (48, 96, 192)
     """Channels of the stages of the thin IResNet; ``depths`` and ``stem`` also apply to it only."""
-    depths: tuple[int, int, int] = (1, 2, 2)
+    depths: tuple[Ordinal, Ordinal, Ordinal] = (1, 2, 2)
     stem: Channels = 16
     width: Ordinal = 1
     """Factor of MobileFaceNet's channels between the blocks; 2 in arcface_torch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,9 +46,10 @@ def test_a_soak(data: Path, kind: str, request: pytest.FixtureRequest) -> None:
     assert "| memory_mb |" in markdown({**figures, "machine": "", "commit": "", "date": "", "database": kind})
 
 
-@pytest.fixture
-def client(server: str, kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8]) -> Iterator[Client]:
-    """Client that enrolled one photo into an otherwise empty gallery."""
+def test_wrong_answers_are_noticed(
+    server: str, kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8]
+) -> None:
+    """Another vector than before, an erased subject that is back, a missing one, and a server that does not answer."""
     vector = np.asarray(l2_normalize(np.ones((1, kith.model().dimension))), np.float32)[0]
     mine, theirs = Known(jpeg(astronaut), vector), Known(jpeg(actor), vector)
     kith.create_gallery(PEOPLE)
@@ -58,39 +59,28 @@ def client(server: str, kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray
         client.enroll_photo()
         client.identify_mine()
         assert book.wrong == []
-        yield client
+        client.embed()
+        (photo,) = client.subjects[0].templates.values()
+        assert isinstance(photo, bytes)
+        client.delete_subject()
+        kith.enroll(PEOPLE, "client-0-0", photo, face="largest")
+        client.identify_gone()
+        kith.delete_subject(PEOPLE, "client-0-0")
+        client.enroll_photo()
+        kith.delete_subject(PEOPLE, "client-0-0")
+        client.identify_mine()
     kith.delete_gallery(PEOPLE)
-
-
-def test_a_missing_subject_is_noticed(client: Client, kith: Kith) -> None:
-    kith.delete_subject(PEOPLE, client.subjects[0].id)
-    client.identify_mine()
-    (wrong,) = client.book.wrong
-    assert wrong.startswith("expected client-0-0, got unknown")
-
-
-def test_a_reappearing_subject_is_noticed(client: Client, kith: Kith) -> None:
-    (photo,) = client.subjects[0].templates.values()
-    client.delete_subject()
-    assert client.book.wrong == []
-    assert isinstance(photo, bytes)
-    kith.enroll(PEOPLE, "client-0-0", photo, face="largest")
-    client.identify_gone()
-    (wrong,) = client.book.wrong
-    assert wrong.startswith("expected no subject, got identified, client-0-0")
-
-
-def test_another_vector_is_noticed(client: Client) -> None:
-    client.embed()
-    (wrong,) = client.book.wrong
-    assert wrong.startswith("a photo's vector is another than it was")
-
-
-def test_a_server_that_lives_and_does_not_answer_is_wrong(client: Client) -> None:
-    book = Book()
     with Asking(One("http://127.0.0.1:1"), book, random.Random(0)) as ask, pytest.raises(TimeoutError):
         ask("detect", lambda kith: kith.ready(), patience_s=0.2)
-    assert "server 0 lived and did not answer" in book.wrong[0]
+    wrong = (
+        "a photo's vector is another than it was",
+        "expected no subject, got identified, client-0-0",
+        "expected client-0-0, got unknown",
+        "server 0 lived and did not answer",
+    )
+    assert len(book.wrong) >= len(wrong)
+    for expected in wrong:
+        assert any(expected in said for said in book.wrong), expected
 
 
 def test_growth_is_measured_after_the_warm_up() -> None:

@@ -25,10 +25,10 @@ PEOPLE, IMAGES, BATCH, SIDE = 6, 4, 8, 32
 STEPS_PER_EPOCH = PEOPLE * IMAGES // BATCH
 
 
-def write_people(root: Path, images: int = IMAGES, side: int = SIDE) -> Path:
+def write_people(root: Path, images: int = IMAGES, side: int = SIDE, people: int = PEOPLE) -> Path:
     """Write one folder per person with noisy crops of this side."""
     rng = np.random.default_rng(5)
-    for person in range(PEOPLE):
+    for person in range(people):
         (root / f"p{person}").mkdir(parents=True)
         color = rng.integers(0, 255, 3)
         for i in range(images):
@@ -38,7 +38,7 @@ def write_people(root: Path, images: int = IMAGES, side: int = SIDE) -> Path:
 
 
 def tiny_run(folder: Path, output: Path, head: str = "adacos", epochs: int = 4, **loop: object) -> RunConfig:
-    config = LoopConfig(epochs=epochs, batch_size=BATCH, warmup=0.1, checkpoint_seconds=0.0, precision="fp32")
+    config = LoopConfig(epochs=epochs, batch_size=BATCH, warmup=0.1, checkpoint_seconds=600.0, precision="fp32")
     return RunConfig(
         "tiny",
         output,

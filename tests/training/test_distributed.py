@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.training.optimization.test_sharded import finish, start
+from tests.training.ranks import finish, start
 from tests.training.runs import SIDE, losses, train_plain, write_people
 from training import distributed
 from training.data.identities import load_identities
@@ -19,6 +18,7 @@ from training.losses import PartialFC, build_head
 from training.optimization.run_folder import load_run, read_run_config
 from training.recipes import smoke
 from training.run.people import HeldOut, figures_of
+from training.run.train import train_recognizer
 
 pytestmark = pytest.mark.long
 
@@ -41,42 +41,11 @@ COMMON = {
 }
 
 
-def test_gradients_of_the_head_are_exchanged_while_those_of_the_backbone_are_computed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    backbone, head = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
-    order: list[str] = []
-    work = SimpleNamespace(wait=lambda: order.append("waited"))
-
-    def all_reduce(values: torch.Tensor, async_op: bool) -> SimpleNamespace:
-        assert async_op
-        values *= 3  # the sum over two ranks, of which the other one found twice the gradient
-        order.append("begun" if backbone.weight.grad is None else "too late")
-        return work
-
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    exchange = distributed.GradientMean(head.parameters())
-    inputs = torch.randn(4, 3)
-    exchange.complete = False
-    head(backbone(inputs)).sum().backward()
-    assert order == []
-    own = [parameter.grad.clone() for parameter in head.parameters() if parameter.grad is not None]
-    backbone.zero_grad()
-    exchange.complete = True
-    head(backbone(inputs)).sum().backward()
-    assert order == ["begun", "begun"]
-    exchange.wait()
-    exchange.wait()  # no second time
-    assert order == ["begun", "begun", "waited", "waited"]
-    for parameter, gradient in zip(head.parameters(), own, strict=True):
-        assert torch.allclose(parameter.grad, 2 * gradient * 3 / 2)  # type: ignore[arg-type]
-
-
 def test_ranks_validate_together(tmp_path: Path) -> None:
     """Figures are those of the saved network in one process. The ranks' own batch statistics differ."""
     settings = {**COMMON, "data.held_out_photos": "0.5", "loop.learning_rate": "0.05"}
-    finish(start(2, smoke(write_people(tmp_path / "people"), tmp_path / "two").overridden(settings)))
+    run = smoke(write_people(tmp_path / "people"), tmp_path / "two").overridden(settings)
+    finish(start(2, train_recognizer, run))
     with (tmp_path / "two" / "validation.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     config = read_run_config(tmp_path / "two")
@@ -102,17 +71,18 @@ def values(output: Path) -> list[tuple[float, float]]:
         {"head.name": "adacos"}
         | {"terms.center": "0.01", "terms.triplet": "1", "terms.range": "0.01", "terms.ring": "0.1"},
         {"head.name": "adaface", "head.scale": "4", "loop.class_sampling": "1.0"},
+        {"head.name": "cosface", "head.scale": "4", "terms.ring": "0.1", "loop.accumulate": "2"},
         # Five classes over two ranks, with a regularizer of the head.
         {"head.name": "magface", "head.scale": "4", "head.l_a": "1", "head.u_a": "8", "head.lambda_g": "2"}
         | {"data.max_identities": "5", "loop.class_sampling": "1.0"},
     ],
-    ids=["replicated", "partial_fc", "partial_fc_odd"],
+    ids=["replicated", "partial_fc", "parts", "partial_fc_odd"],
 )
 def test_two_ranks_equal_one_process(tmp_path: Path, special: dict[str, str], request: pytest.FixtureRequest) -> None:
     folder = write_people(tmp_path / "people")
     one_run, two_run = (smoke(folder, tmp_path / name).overridden({**COMMON, **special}) for name in ("one", "two"))
     train_plain(one_run)
-    finish(start(2, two_run, train_plain))
+    finish(start(2, train_plain, two_run))
     one, two = (values(tmp_path / name) for name in ("one", "two"))
     assert len(one) == (12 if "partial_fc_odd" not in request.node.name else 8)
     # Sums in another order differ in the last digit.

@@ -139,8 +139,6 @@ class ThinIResNet(nn.Module):
         crop_px: int = CROP_SIZE_PX,
     ) -> None:
         super().__init__()
-        if len(widths) != 3 or len(depths) != 3 or min(*widths, *depths, stem) < 1:
-            raise ValueError("a thin IResNet needs three stages with at least one block and one channel each")
         self.stem = nn.Sequential(nn.Conv2d(3, stem, 3, 2, 1, bias=False), nn.BatchNorm2d(stem), nn.PReLU(stem))
         self.body = stages(stem, widths, depths, stride_first=True)
         self.head = gdc_head(widths[-1], embedding_dim, crop_px)

@@ -376,34 +376,25 @@ def test_angles_near_zero_have_their_value_and_slope(name: str, dtype: torch.dty
     assert float(w.grad @ w_away) == pytest.approx(slope_w, rel=rel)
 
 
-ANGLES = [0.0, 1e-4, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-4, math.pi]
-
-
-@pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize("angle", ANGLES)
-def test_a_heads_gradients_are_finite_where_arccos_has_none(name: str, angle: float) -> None:
-    built = head(name)
-    w = np.tile(np.eye(DIM)[2], (3 * CLASSES, 1))
-    w[:3] = np.eye(DIM)[0]
-    weight = weights_of(with_weights(built, w))
-    x = torch.tensor([[math.cos(angle), math.sin(angle), 0, 0, 0]] * 2, requires_grad=True)
-    loss = built(x, torch.tensor([0, 0]))
-    loss.backward()
-    assert x.grad is not None
-    assert torch.isfinite(loss)
-    assert torch.isfinite(x.grad).all()
-    assert weight is None or weight.grad is None or bool(torch.isfinite(weight.grad).all())
-
-
-@pytest.mark.parametrize("name", TERMS)
-def test_a_terms_gradients_are_finite_for_equal_and_opposite_samples(name: str) -> None:
-    x = torch.tensor([[1.0, 0, 0, 0, 0]] * 3 + [[-1.0, 0, 0, 0, 0]], requires_grad=True)
-    w = torch.eye(CLASSES, DIM).index_fill(0, torch.tensor([5, 6]), 1.0).requires_grad_()
-    loss = term(name)(x, torch.tensor([0, 0, 1, 1]), w)
-    loss.backward()
-    assert torch.isfinite(loss)
-    for tensor in (x, w):
-        assert tensor.grad is None or bool(torch.isfinite(tensor.grad).all())
+@pytest.mark.parametrize("name", [*HEADS, *TERMS])
+def test_gradients_are_finite_where_arccos_has_none(name: str) -> None:
+    """Of equal and of opposite vectors, and on both sides of ArcFace's boundary."""
+    for angle in (0.0, 1e-4, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-4, math.pi):
+        x = torch.tensor([[1.0, 0, 0, 0, 0]] * 3 + [[math.cos(angle), math.sin(angle), 0, 0, 0]], requires_grad=True)
+        weight: Tensor | None
+        if name in HEADS:
+            built = head(name)
+            w = np.tile(np.eye(DIM)[2], (3 * CLASSES, 1))
+            w[:6] = np.eye(DIM)[0]
+            weight = weights_of(with_weights(built, w))
+            loss = built(x, torch.tensor([0, 0, 1, 1]))
+        else:
+            weight = torch.eye(CLASSES, DIM).index_fill(0, torch.tensor([5, 6]), 1.0).requires_grad_()
+            loss = term(name)(x, torch.tensor([0, 0, 1, 1]), weight)
+        loss.backward()
+        assert torch.isfinite(loss)
+        for tensor in (x, weight):
+            assert tensor is None or tensor.grad is None or bool(torch.isfinite(tensor.grad).all())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -507,7 +498,7 @@ def test_adacos_follows_equations_15_and_16(rng: np.random.Generator, count: int
         assert float(built.scale) == pytest.approx(s, rel=1e-4)
 
 
-def test_adacos_does_not_move_in_evaluation_and_passes_no_gradient(rng: np.random.Generator) -> None:
+def test_the_scale_of_adacos_is_bounded_and_moves_in_training_only(rng: np.random.Generator) -> None:
     built = AdaCos(DIM, CLASSES)
     x, y = torch.from_numpy(rng.normal(size=(BATCH, DIM))).float(), torch.zeros(BATCH, dtype=torch.long)
     built(x, y)
@@ -517,68 +508,51 @@ def test_adacos_does_not_move_in_evaluation_and_passes_no_gradient(rng: np.rando
     built.eval()
     built(x * -1, y)
     assert float(built.scale) == moved
-
-
-def test_adacos_survives_scales_that_overflow_exp() -> None:
-    built = AdaCos(DIM, CLASSES)
-    built.scale.fill_(1000.0)
-    x = built.weight.detach()[:2] * 100
-    assert torch.isfinite(built(x, torch.tensor([1, 0])))
+    built.train().scale.fill_(1000.0)  # exp overflows
+    assert torch.isfinite(built(built.weight.detach()[:2] * 100, torch.tensor([1, 0])))
     assert torch.isfinite(built.scale)
-
-
-def test_adacos_never_falls_below_its_floor() -> None:
-    built = AdaCos(DIM, 3)
-    with torch.no_grad():
-        built.weight.copy_(torch.tensor([[1.0, 0, 0, 0, 0], [-1, 0.1, 0, 0, 0], [-1, -0.1, 0, 0, 0]]))
+    three = AdaCos(DIM, 3)
+    three.weight.data.copy_(torch.tensor([[1.0, 0, 0, 0, 0], [-1, 0.1, 0, 0, 0], [-1, -0.1, 0, 0, 0]]))
     for _ in range(5):
-        assert torch.isfinite(built(built.weight.detach()[:1], torch.tensor([0])))
-    assert float(built.scale) == 1.0
+        assert torch.isfinite(three(three.weight.detach()[:1], torch.tensor([0])))
+    assert float(three.scale) == 1.0
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("make", "name", "options", "message"),
     [
-        ("cosface", {"scale": -1.0}, "scale"),
-        ("cosface", {"margin": -0.1}, r"\[0, 2\)"),
-        ("cosface", {"margin": "wide"}, "must be a float"),
-        ("cosface", {"marjin": 0.3}, "has no option marjin; it has scale, margin"),
-        ("arcface", {"margin": 4.0}, r"\[0, pi\)"),
-        ("arcface", {"beyond": "sideways"}, "linear"),
-        ("sphereface", {"beyond": "future"}, "continuous"),
-        ("combined", {"m1": -1.0}, "m1 > 0"),
-        ("l_softmax", {"margin": 0}, "must be an integer"),
-        ("l2_softmax", {"alpha": -2.0}, "alpha"),
-        ("magface", {"l_a": 200.0}, "l_a < u_a"),
-        ("adaface", {"h": 0.0}, "h > 0"),
-        ("elasticface", {"kind": "tan"}, "arc"),
-        ("subcenter_arcface", {"centers": 0}, "one center"),
-        ("curricularface", {"momentum": 1.5}, "momentum"),
-        ("adacos", {"scale_floor": -1.0}, "scale_floor"),
-        ("softmaxx", {}, "not one of softmax"),
+        (head, "cosface", {"scale": -1.0}, "scale"),
+        (head, "cosface", {"margin": -0.1}, r"\[0, 2\)"),
+        (head, "cosface", {"margin": "wide"}, "must be a float"),
+        (head, "cosface", {"marjin": 0.3}, "has no option marjin; it has scale, margin"),
+        (head, "arcface", {"margin": 4.0}, r"\[0, pi\)"),
+        (head, "arcface", {"beyond": "sideways"}, "linear"),
+        (head, "sphereface", {"beyond": "future"}, "continuous"),
+        (head, "combined", {"m1": -1.0}, "m1 > 0"),
+        (head, "l_softmax", {"margin": 0}, "must be an integer"),
+        (head, "l2_softmax", {"alpha": -2.0}, "alpha"),
+        (head, "magface", {"l_a": 200.0}, "l_a < u_a"),
+        (head, "adaface", {"h": 0.0}, "h > 0"),
+        (head, "elasticface", {"kind": "tan"}, "arc"),
+        (head, "subcenter_arcface", {"centers": 0}, "one center"),
+        (head, "curricularface", {"momentum": 1.5}, "momentum"),
+        (head, "adacos", {"scale_floor": -1.0}, "scale_floor"),
+        (head, "softmaxx", {}, "not one of softmax"),
+        (term, "triplet", {"margin": 5.0}, "angular margin"),
+        (term, "triplet", {"mining": "none"}, "semi_hard"),
+        (term, "center", {"alpha": 0.0}, "alpha"),
+        (term, "range", {"k": 0}, "k >= 1"),
+        (term, "contrastive", {"margin": 0.0}, "positive"),
+        (term, "ring", {"radius": -1.0}, "positive"),
+        (term, "mhe", {"power": -1.0}, "power"),
+        (term, "tripplet", {}, "not one of"),
     ],
 )
-def test_invalid_head_options_are_rejected(name: str, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(
+    make: Callable[..., nn.Module], name: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        head(name, **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("triplet", {"margin": 5.0}, "angular margin"),
-        ("triplet", {"mining": "none"}, "semi_hard"),
-        ("center", {"alpha": 0.0}, "alpha"),
-        ("range", {"k": 0}, "k >= 1"),
-        ("contrastive", {"margin": 0.0}, "positive"),
-        ("ring", {"radius": -1.0}, "positive"),
-        ("mhe", {"power": -1.0}, "power"),
-        ("tripplet", {}, "not one of"),
-    ],
-)
-def test_invalid_term_options_are_rejected(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        term(name, **options)
+        make(name, **options)
 
 
 def test_class_terms_need_a_head_with_class_weights() -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tests.training.losses import derivations as paper
 from tests.training.losses import test_losses as oracle
+from tests.training.ranks import finish, start
 from tests.training.runs import TINY, tiny_run
+from training import distributed
 from training.backbones import build_backbone
 from training.config import HeadConfig
 from training.errors import NonFiniteLossError
@@ -26,7 +24,6 @@ from training.optimization.run_folder import CHECKPOINT, load_checkpoint
 from training.optimization.state import TrainingState
 
 DIM, CLASSES, BATCH, WORLD = 8, 7, 12, 2
-TIMEOUT: Final = timedelta(seconds=240)
 CASES: Final[dict[str, HeadConfig]] = {
     "elasticface_plus": HeadConfig("elasticface", {"plus": True, "sigma": 0.3, "scale": 8.0}),
     "elasticface_plus_cos": HeadConfig("elasticface", {"plus": True, "sigma": 0.3, "kind": "cos", "scale": 8.0}),
@@ -86,10 +83,9 @@ def outcome(head: Head, x_BD: Tensor, labels_B: Tensor, seed: int) -> dict[str, 
     return {"loss": loss.detach(), "gradient": x_BD.grad}
 
 
-def one_rank(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", f"file://{folder / 'meeting'}", TIMEOUT, WORLD, rank)
+def on_each_rank(folder: Path) -> None:
+    """Write what a rank finds."""
+    rank = distributed.rank()
     part = slice(rank * BATCH // WORLD, (rank + 1) * BATCH // WORLD)
     x_BD, labels_B = batch()
     results: dict[str, Any] = {}
@@ -99,7 +95,6 @@ def one_rank(rank: int, folder: Path) -> None:
         results[f"paper {name}"] = paper_outcome(name, slice(5 * rank, 5 * rank + 5))
     results["refusal"] = break_the_second_rank(rank, folder / "run")
     torch.save(results, folder / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 def break_the_second_rank(rank: int, folder: Path) -> str:
@@ -125,16 +120,8 @@ def break_the_second_rank(rank: int, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder, spawn = tmp_path_factory.mktemp("ranks"), multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=one_rank, args=(rank, folder)) for rank in range(WORLD)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(TIMEOUT.total_seconds())
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-    assert codes == [0] * WORLD, "a rank failed, or hangs (None)"
+    folder = tmp_path_factory.mktemp("ranks")
+    finish(start(WORLD, on_each_rank, folder))
     return [{**torch.load(folder / f"{rank}.pt", weights_only=True), "folder": folder} for rank in range(WORLD)]
 
 

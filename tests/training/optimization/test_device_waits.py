@@ -95,20 +95,15 @@ def test_a_step_does_not_wait(tmp_path: Path, settings: dict[str, str]) -> None:
 
 
 @pytest.mark.usefixtures("without_autocast")
-@pytest.mark.parametrize("name", sorted(HEADS))
-def test_a_head_does_not_wait(name: str) -> None:
-    head = build_head(HeadConfig(name), 16, 40).to(META)
-    embeddings = torch.zeros(8, 16, device=META, requires_grad=True)
+@pytest.mark.parametrize("name", [*HEADS, *TERMS])
+def test_a_head_or_term_does_not_wait(name: str) -> None:
+    head = build_head(HeadConfig(name if name in HEADS else "cosface"), 16, 40).to(META)
+    embeddings, weights = (torch.zeros(rows, 16, device=META, requires_grad=True) for rows in (8, 40))
     labels = torch.zeros(8, dtype=torch.long, device=META)
+    if name in TERMS:
+        build_term(TermConfig(name), head, 16, 40).to(META).train()(embeddings, labels, weights).backward()
+        return
     head.begin_step(labels)
     head(embeddings, labels).backward()
     measured = {**head.log_values(), **measure_embeddings(head, embeddings, labels)}
     assert "embedding_norm" in measured
-
-
-@pytest.mark.usefixtures("without_autocast")
-@pytest.mark.parametrize("name", sorted(TERMS))
-def test_a_term_does_not_wait(name: str) -> None:
-    term = build_term(TermConfig(name), build_head(HeadConfig("cosface"), 16, 40), 16, 40).to(META).train()
-    embeddings, weights = (torch.zeros(rows, 16, device=META, requires_grad=True) for rows in (8, 40))
-    term(embeddings, torch.zeros(8, dtype=torch.long, device=META), weights).backward()

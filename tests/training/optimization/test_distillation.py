@@ -12,21 +12,14 @@ from torch.nn import functional as F
 
 from models.pack.manifest import ModelPack
 from models.vision.recognition import Recognizer
-from tests.training.runs import SIDE, TINY, as_set, losses, tiny_run, with_mirror, write_people
+from tests.training.runs import SIDE, TINY, as_set, losses, tiny_run, with_mirror
 from training.backbones import build_backbone
-from training.config import ConfigError, DistillConfig, TermConfig
+from training.config import ConfigError, DistillConfig
 from training.data.identities import load_identities
 from training.evaluation.embedding import teacher_embeddings, torch_embedder
-from training.export.onnx_export import export_recognizer
 from training.optimization.distillation import Distillation
-from training.optimization.loop import to_tensor
-from training.optimization.run_folder import load_run
+from training.optimization.run_folder import load_checkpoint, load_run
 from training.run.train import train_recognizer
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_people(tmp_path / "people")
 
 
 def test_a_pack_teaches_its_served_embeddings(
@@ -38,52 +31,39 @@ def test_a_pack_teaches_its_served_embeddings(
         np.testing.assert_allclose(teacher_embeddings(teacher, as_set(crops)).numpy(), expected, atol=1e-5)
 
 
-def test_a_run_and_its_export_teach_the_same(folder: Path, tmp_path: Path) -> None:
-    finished = train_recognizer(tiny_run(folder, tmp_path / "teacher", "cosface", epochs=1))
-    crops = load_identities(tiny_run(folder, tmp_path).data, tmp_path / "cache").crops_NHWC[:12].copy()
-    export_recognizer(finished.backbone, to_tensor(crops), tmp_path / "teacher.onnx", {}, "fp32")
-    by_run = teacher_embeddings(tmp_path / "teacher", as_set(crops))
-    assert not by_run.requires_grad
-    np.testing.assert_allclose(by_run.numpy(), with_mirror(torch_embedder(finished.backbone), crops), atol=1e-6)
-    by_file = teacher_embeddings(tmp_path / "teacher.onnx", as_set(crops))
-    assert F.cosine_similarity(by_run, by_file).min() > 0.99999
-
-
-def test_an_exported_program_teaches(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_run_and_an_exported_program_teach(finished: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    crops = rng.integers(0, 255, (2, SIDE, SIDE, 3), dtype=np.uint8)
+    taught = teacher_embeddings(finished / "run", as_set(crops))
+    assert not taught.requires_grad
+    expected = with_mirror(torch_embedder(load_run(finished / "run")[1]), crops)
+    np.testing.assert_allclose(taught.numpy(), expected, atol=1e-6)
     backbone, images = build_backbone(TINY).eval(), torch.rand(3, 3, 112, 112) * 2 - 1
     batch = torch.export.Dim("batch")
     torch.export.save(torch.export.export(backbone, (images,), dynamic_shapes=({0: batch},)), tmp_path / "teacher.pt2")
     crops = rng.integers(0, 255, (2, 112, 112, 3), dtype=np.uint8)
-    taught = teacher_embeddings(tmp_path / "teacher.pt2", as_set(crops)).numpy()
-    np.testing.assert_allclose(taught, with_mirror(torch_embedder(backbone), crops), atol=1e-5)
+    taught = teacher_embeddings(tmp_path / "teacher.pt2", as_set(crops))
+    np.testing.assert_allclose(taught.numpy(), with_mirror(torch_embedder(backbone), crops), atol=1e-5)
 
 
-def test_a_student_comes_closer_to_its_teacher(folder: Path, tmp_path: Path) -> None:
+def test_a_student_comes_closer_to_its_teacher(finished: Path, tmp_path: Path) -> None:
     """Head none leaves the teacher as the only signal."""
-    train_recognizer(tiny_run(folder, tmp_path / "teacher", "cosface", epochs=2))
     student = replace(
-        tiny_run(folder, tmp_path / "student", "none", epochs=12, learning_rate=0.02, ema_decay=0.0),
-        distill=DistillConfig(tmp_path / "teacher", 2.0),
+        tiny_run(finished / "people", tmp_path / "student", "none", epochs=12, learning_rate=0.02, ema_decay=0.0),
+        distill=DistillConfig(finished / "run", 2.0),
     )
-    train_recognizer(student)
+    checkpoint = train_recognizer(student)
     curve = np.array([float(v) for _, v in losses(tmp_path / "student")])
     assert curve[-6:].mean() < 0.7 * curve[:3].mean()
     crops = load_identities(student.data, tmp_path / "cache").crops_NHWC.copy()
-    taught, untaught = (
-        torch_embedder(network) for network in (load_run(tmp_path / "student")[1], build_backbone(TINY, SIDE).eval())
-    )
-    teacher = teacher_embeddings(tmp_path / "teacher", as_set(crops)).numpy()
+    taught, untaught = (torch_embedder(network) for network in (checkpoint.backbone, build_backbone(TINY, SIDE).eval()))
+    teacher = teacher_embeddings(finished / "run", as_set(crops)).numpy()
     assert (taught(crops) * teacher).sum(1).mean() > (untaught(crops) * teacher).sum(1).mean() + 0.2
 
 
-def test_other_dimensions_are_projected_and_saved(folder: Path, tmp_path: Path, pack: ModelPack) -> None:
-    config = replace(
-        tiny_run(folder, tmp_path / "run", "cosface", epochs=1),
-        distill=DistillConfig(pack.directory),
-        terms=(TermConfig("ring", 0.01),),
-    )
-    train_recognizer(config)
-    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+def test_other_dimensions_are_projected_and_saved(finished: Path, tmp_path: Path, pack: ModelPack) -> None:
+    config = tiny_run(finished / "people", tmp_path / "run", "cosface", epochs=1)
+    config = replace(config, distill=DistillConfig(pack.directory))
+    state = load_checkpoint(train_recognizer(config).path)
     assert state["distillation"]["projection.weight"].shape == (pack.recognition.dimension, 16)
     assert train_recognizer(replace(config, loop=replace(config.loop, epochs=2))).step == 6
 

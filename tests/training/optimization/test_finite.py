@@ -81,7 +81,7 @@ def test_infinite_weights_keep_the_checkpoint(
 
 
 def test_a_validation_figure_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "cosface", epochs=1, checkpoint_seconds=600)
+    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "cosface", epochs=1)
     with pytest.raises(NonFiniteLossError, match=f"step {STEPS_PER_EPOCH} is not saved.*: held-out loss"):
         run(config, lambda network, ended: {"accuracy": 1.0, "held-out loss": float("nan")})
     assert not (tmp_path / "run" / CHECKPOINT).exists()

@@ -83,7 +83,7 @@ def test_a_healthy_run_has_no_warnings() -> None:
 
 def test_a_run_beyond_90_degrees_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Class weights opposite of their embeddings, as in the minimum of ArcFace's linear fallback."""
-    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "arcface", epochs=10, learning_rate=1e-6)
+    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "arcface", epochs=2, learning_rate=1e-6)
     data = load_identities(config.data, tmp_path / "cache")
     backbone, objective = build_backbone(TINY, SIDE), build_objective(config, PEOPLE)
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test_a_stopped_run_saves_a_checkpoint_and_says_how_to_resume(
         return step(network, state, *arguments)
 
     monkeypatch.setattr(loop_module, "train_step", signaled)
-    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", checkpoint_seconds=600.0)
+    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run")
     with pytest.raises(RunInterruptedError, match=r"stopped at step 5 of 12\. .* kith-train resume .*/run"):
         train_recognizer(config)
     assert load_checkpoint(tmp_path / "run" / "checkpoint.pt")["step"] == len(losses(tmp_path / "run")) == 5

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -26,17 +22,20 @@ from tests.training.mxnet_files import write_bin
 from tests.training.runs import BATCH, PEOPLE, PLAIN, SIDE, STEPS_PER_EPOCH, TINY, losses, tiny_run, write_people
 from training.backbones import build_backbone
 from training.config import ConfigError, HeadConfig, LoopConfig, RunConfig, TermConfig
-from training.data.batches import copy_to_device
+from training.data.augment import draw_uniforms
+from training.data.batches import Batch, copy_to_device
 from training.data.identities import load_identities
 from training.data.sampling import BatchSampler
 from training.errors import NonFiniteLossError
 from training.losses import HEADS, TERMS, PartialFC
 from training.optimization import loop as loop_module
 from training.optimization.logs import truncate_log
-from training.optimization.loop import Checkpoint, fit, learning_rate, margin_share
+from training.optimization.loop import Checkpoint, fit, learning_rate, margin_share, train_step
 from training.optimization.objective import build_objective
 from training.optimization.state import TrainingState, update_ema
 from training.run.train import train_recognizer
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -59,13 +58,6 @@ def cut_at(monkeypatch: pytest.MonkeyPatch, epoch: int, position: int) -> None:
     monkeypatch.setattr(BatchSampler, "rows", rows)
 
 
-def gentle(config: RunConfig, head: str = "normface") -> RunConfig:
-    """Tiny learning rate, so that rounding errors do not grow."""
-    options = {"scale": 4.0}
-    loop = replace(config.loop, learning_rate=0.002)
-    return replace(config, head=HeadConfig(head, options), loop=loop, augment=PLAIN)
-
-
 def same_networks(a: Checkpoint, b: Checkpoint) -> bool:
     pairs = [(m.state_dict(), n.state_dict()) for m, n in ((a.backbone, b.backbone), (a.head, b.head))]
     return all(torch.equal(value, other[name]) for one, other in pairs for name, value in one.items())
@@ -77,20 +69,21 @@ def rows(output: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_every_head_trains(folder: Path, tmp_path: Path, head: str) -> None:
-    config = tiny_run(folder, tmp_path / "run", head, epochs=1)
+def test_a_step_moves_network_and_head(tmp_path: Path, head: str) -> None:
+    config = tiny_run(tmp_path, tmp_path / "run", head, margin_warmup=0.5)
     terms = {"none": (TermConfig("triplet"),), "agents": (TermConfig("class_triplet"),)}
-    pairs = 2 if head in ("none", "coco") else 0
-    config = replace(config, terms=terms.get(head, ()), data=replace(config.data, images_per_person=pairs))
-    if head in ("arcface", "magface"):  # from no margin to all of it
-        config = replace(config, loop=replace(config.loop, margin_warmup=0.5))
-    torch.manual_seed(config.loop.seed)
-    before, objective = build_backbone(TINY, SIDE), build_objective(config, PEOPLE)
-    checkpoint = train_recognizer(config)
-    assert checkpoint.step == STEPS_PER_EPOCH == len(losses(tmp_path / "run"))
-    for old, new in ((before, checkpoint.backbone), (objective.head, checkpoint.head)):
-        for (name, a), b in zip(old.named_parameters(), new.parameters(), strict=True):
-            assert not a.requires_grad or not torch.equal(a, b), name
+    config = replace(config, terms=terms.get(head, ()))
+    state = TrainingState(build_backbone(TINY, SIDE), build_objective(config, PEOPLE), config.loop, CPU)
+    before = [value.clone() for module in (state.backbone, state.objective) for value in module.parameters()]
+    crops, labels = torch.randint(256, (BATCH, SIDE, SIDE, 3), dtype=torch.uint8), torch.arange(BATCH) // 2
+    for number in (0, 1):
+        batch = Batch(number, np.arange(BATCH), crops, labels, draw_uniforms(BATCH, 7, number))
+        result = train_step(state.backbone, state, batch, config, 4)
+    assert state.step == 2
+    assert torch.isfinite(result.measured["loss"])
+    named = [*state.backbone.named_parameters(), *state.objective.named_parameters()]
+    for (name, now), old in zip(named, before, strict=True):
+        assert not now.requires_grad or not torch.equal(now, old), name
 
 
 @pytest.mark.parametrize("head", ["adacos", "none"])
@@ -108,15 +101,15 @@ def test_training_learns(folder: Path, tmp_path: Path, head: str) -> None:
         assert sum(shares[-6:]) > sum(shares[:6])
 
 
-@pytest.mark.parametrize("term", TERMS)
-def test_every_term_trains_beside_a_head(folder: Path, tmp_path: Path, term: str) -> None:
+def test_all_terms_train_beside_a_head(folder: Path, tmp_path: Path) -> None:
     config = tiny_run(folder, tmp_path / "run", "cosface", epochs=1)
-    config = replace(config, terms=(TermConfig(term, 0.5),), data=replace(config.data, images_per_person=2))
-    train_recognizer(config)
+    terms = tuple(TermConfig(term, 0.5) for term in TERMS)
+    train_recognizer(replace(config, terms=terms, data=replace(config.data, images_per_person=2)))
     logged = rows(tmp_path / "run")
     for row in logged:
-        assert row["loss"] == pytest.approx(row["loss_head"] + row[f"loss_{term}"], rel=1e-5)
-    assert any(row[f"loss_{term}"] != 0 for row in logged)
+        parts = [row[f"loss_{name}"] for name in ("head", *TERMS)]
+        assert row["loss"] == pytest.approx(sum(parts), rel=1e-5)
+    assert all(any(row[f"loss_{term}"] != 0 for row in logged) for term in TERMS)
 
 
 @pytest.mark.parametrize(
@@ -156,47 +149,12 @@ def test_an_interrupted_run_resumes_with_equal_losses(
     assert same_networks(whole, resumed)
 
 
-@pytest.mark.long
-def test_a_killed_run_resumes_with_equal_losses(folder: Path, tmp_path: Path) -> None:
-    arguments = ["--data", str(folder), "--folder", "--epochs", "40", "--threads", "1"]
-    for setting in (
-        *("backbone.widths=[16,16,16]", "backbone.stem=16", "backbone.depths=[1,1,1]", "loop.batch_size=8"),
-        *("loop.checkpoint_seconds=0.2", "data.max_identities=6", "data.crop_px=32"),
-    ):
-        arguments += ["--set", setting]
-
-    def start(*words: str) -> subprocess.Popen[bytes]:
-        command = [str(Path(sys.executable).parent / "kith-train"), *words]
-        environment = {**os.environ, "PYTHONWARNINGS": ""}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-
-    whole = start("run", "smoke", *arguments, "--output", str(tmp_path / "whole"))
-    killed = start("run", "smoke", *arguments, "--output", str(tmp_path / "killed"))
-    log = tmp_path / "killed" / "losses.csv"
-    while killed.poll() is None and not (log.exists() and len(log.read_text().splitlines()) > 8):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            killed.wait(0.02)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    assert killed.returncode == -signal.SIGKILL
-    assert len(losses(tmp_path / "killed")) < 40 * STEPS_PER_EPOCH
-    _, errors = whole.communicate(timeout=120)
-    assert whole.returncode == 0, errors.decode()
-    resumed = start("resume", str(tmp_path / "killed"), "--threads", "1")
-    _, errors = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, errors.decode()
-    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
-
-
-def test_a_run_resumes_only_with_equal_settings(folder: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_only_with_equal_settings_from_a_whole_checkpoint(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train_recognizer(tiny_run(folder, tmp_path / "run", "cosface", epochs=1))
     with pytest.raises(ConfigError, match=r"head\.name"):
         train_recognizer(tiny_run(folder, tmp_path / "run", "arcface", epochs=1))
-    assert train_recognizer(tiny_run(folder, tmp_path / "run", "cosface", epochs=2)).step == 2 * STEPS_PER_EPOCH
-
-
-def test_checkpoints_are_written_atomically(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_recognizer(tiny_run(folder, tmp_path / "run", epochs=1))
     before = (tmp_path / "run" / "checkpoint.pt").read_bytes()
 
     def torn(state: Any, stream: Any) -> None:
@@ -206,12 +164,12 @@ def test_checkpoints_are_written_atomically(folder: Path, tmp_path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", torn)
         with pytest.raises(OSError, match="No space"):
-            train_recognizer(tiny_run(folder, tmp_path / "run", epochs=2))
+            train_recognizer(tiny_run(folder, tmp_path / "run", "cosface", epochs=2))
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == before
-    assert train_recognizer(tiny_run(folder, tmp_path / "run", epochs=2)).step == 2 * STEPS_PER_EPOCH
+    assert train_recognizer(tiny_run(folder, tmp_path / "run", "cosface", epochs=2)).step == 2 * STEPS_PER_EPOCH
 
 
-def test_a_non_finite_loss_stops_the_run_and_names_the_cause(folder: Path, tmp_path: Path) -> None:
+def test_a_loss_or_gradient_that_is_not_finite_stops_the_run_and_names_the_cause(folder: Path, tmp_path: Path) -> None:
     config = tiny_run(folder, tmp_path / "run", "cosface")
     data = load_identities(config.data, tmp_path / "cache")
     objective = build_objective(config, data.num_classes)
@@ -224,6 +182,11 @@ def test_a_non_finite_loss_stops_the_run_and_names_the_cause(folder: Path, tmp_p
         next(backbone.parameters()).fill_(float("inf"))
     with pytest.raises(NonFiniteLossError, match=r"step 0: stem\.0\.weight, embeddings of rows \[\d+"):
         fit(backbone, build_objective(config, data.num_classes), data, config)
+    backbone = build_backbone(TINY, SIDE)
+    next(backbone.parameters()).register_hook(lambda g: g * float("nan"))  # type: ignore[no-untyped-call]
+    with pytest.raises(NonFiniteLossError, match=r"gradient is not finite at step 0: stem\.0\.weight\. Lower"):
+        fit(backbone, build_objective(config, data.num_classes), data, config)
+    assert all(bool(torch.isfinite(p).all()) for p in backbone.parameters())
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
@@ -256,7 +219,7 @@ def test_the_ema_follows_every_step() -> None:
 def test_backbone_and_head_are_clipped_by_their_own_norms(folder: Path, tmp_path: Path, sampling: float) -> None:
     config = tiny_run(folder, tmp_path / "run", "cosface", gradient_clip=0.5, class_sampling=sampling)
     objective = build_objective(config, PEOPLE)
-    state = TrainingState(build_backbone(TINY, SIDE), objective, config.loop, torch.device("cpu"))
+    state = TrainingState(build_backbone(TINY, SIDE), objective, config.loop, CPU)
     loss = objective.head(state.backbone(torch.randn(4, 3, SIDE, SIDE)), torch.tensor([0, 1, 2, 3]))
     state.begin_step(0.1)
     state.backward(loss)
@@ -345,7 +308,8 @@ def test_ranks_have_equally_many_images_and_norms_of_their_own_on_cpus(
 
 def test_sharded_and_full_runs_share_checkpoints(folder: Path, tmp_path: Path) -> None:
     """Also the optimizer's memory: what one began the other ends with the losses of an uninterrupted run."""
-    whole = gentle(tiny_run(folder, tmp_path / "whole", epochs=4), "cosface")
+    whole = tiny_run(folder, tmp_path / "whole", epochs=4, learning_rate=0.002, checkpoint_seconds=0.0)
+    whole = replace(whole, head=HeadConfig("cosface", {"scale": 4.0}), augment=PLAIN)
     train_recognizer(whole)
     for first, second in ((0.0, 1.0), (1.0, 0.0)):
         config = replace(whole, output=tmp_path / f"{first}", loop=replace(whole.loop, class_sampling=first))
@@ -422,24 +386,16 @@ def test_figures_are_mirrored_to_wandb(folder: Path, tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="needs the package wandb"):
         train_recognizer(config)
-    begun: list[dict[str, Any]] = []
-    logged: list[tuple[str, int]] = []
-    run = SimpleNamespace(
-        log=lambda values, step: logged.extend((name, step) for name in values),
-        finish=lambda: logged.append(("finish", 0)),
-    )
-
-    def init(**options: Any) -> SimpleNamespace:
-        begun.append(options)
-        return run
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    wandb = Mock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     train_recognizer(config)
-    assert (begun[0]["project"], begun[0]["name"], begun[0]["resume"]) == ("faces", "run", "allow")
-    assert ("loss", 10) in logged
-    assert logged[-1] == ("finish", 0)
     train_recognizer(replace(config, loop=replace(config.loop, epochs=5)))
-    assert begun[1]["id"] == begun[0]["id"]  # the curves go on
+    first, second = (call.kwargs for call in wandb.init.call_args_list)
+    assert (first["project"], first["name"], first["resume"]) == ("faces", "run", "allow")
+    assert second["id"] == first["id"]  # the curves go on
+    logged = [(name, call.kwargs["step"]) for call in wandb.init().log.call_args_list for name in call.args[0]]
+    assert ("loss", 10) in logged
+    assert wandb.init().finish.call_count == 2
 
 
 def test_a_failed_start_leaves_no_folder(folder: Path, tmp_path: Path) -> None:
@@ -461,24 +417,10 @@ def test_a_failed_start_leaves_no_folder(folder: Path, tmp_path: Path) -> None:
     assert config.output.exists()
 
 
-def test_a_non_finite_gradient_changes_nothing(folder: Path, tmp_path: Path) -> None:
-    config = tiny_run(folder, tmp_path / "run", "cosface", epochs=1)
-    train_recognizer(config)
-    saved = (tmp_path / "run" / "checkpoint.pt").read_bytes()
-    longer = replace(config, loop=replace(config.loop, epochs=2))
-    data = load_identities(config.data, tmp_path / "cache")
-    backbone, objective = build_backbone(TINY, SIDE), build_objective(config, data.num_classes)
-    next(backbone.parameters()).register_hook(lambda g: g * float("nan"))  # type: ignore[no-untyped-call]
-    with pytest.raises(NonFiniteLossError, match=r"gradient is not finite at step 3: stem\.0\.weight\. Lower"):
-        fit(backbone, objective, data, longer)
-    assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == saved
-    assert all(bool(torch.isfinite(p).all()) for p in backbone.parameters())
-
-
 def test_fp16_skips_a_step_that_overflows(folder: Path, tmp_path: Path) -> None:
     config = tiny_run(folder, tmp_path / "run", "cosface", precision="fp16")
     objective = build_objective(config, PEOPLE)
-    state = TrainingState(build_backbone(TINY, SIDE), objective, config.loop, torch.device("cpu"))
+    state = TrainingState(build_backbone(TINY, SIDE), objective, config.loop, CPU)
     before, scale = state.backbone.state_dict()["stem.0.weight"].clone(), state.scaler.get_scale()
     embeddings = state.backbone(torch.randn(4, 3, SIDE, SIDE))
     loss = objective.head(embeddings, torch.tensor([0, 1, 2, 3])) * 1e36

@@ -9,11 +9,7 @@ import sys
 import time
 
 import pytest
-import torch
-from torch.nn import functional as F
 
-from training.config import HeadConfig
-from training.losses import HEADS, PartialFC, build_head
 from training.optimization.progress import Progress
 from training.progress import track
 
@@ -67,40 +63,3 @@ def test_long_work_logs_a_line_now_and_then(caplog: pytest.LogCaptureFixture, mo
     assert lines == [
         f"detect: {n} of 100 photos, {left} left" for n, left in ((30, "01:10"), (60, "00:40"), (90, "00:10"))
     ]
-
-
-@pytest.mark.parametrize("name", sorted(HEADS.keys() - {"coco", "agents", "none"}))
-def test_accuracy_is_the_share_of_highest_logits_without_margin(name: str) -> None:
-    torch.manual_seed(3)
-    head = build_head(HeadConfig(name), 16, 12).train()
-    labels = torch.randint(12, (40,))
-    weights = head.class_weights()
-    assert weights is not None
-    embeddings = F.normalize(weights.detach()[labels]) + 0.5 * torch.randn(40, 16)
-    head(embeddings, labels)
-    assert head.accuracy is not None
-    if name in ("softmax", "softmax_no_bias", "l_softmax"):  # weights of other lengths
-        scores = embeddings @ weights.T
-    else:
-        scores = F.normalize(embeddings) @ F.normalize(weights).T
-    bias = head.get_parameter("classifier.bias") if name in ("softmax", "l2_softmax") else 0.0
-    if name == "l2_softmax":
-        scores = head.get_buffer("alpha") * F.normalize(embeddings) @ weights.T
-    if name == "subcenter_arcface":
-        scores = (F.normalize(embeddings) @ F.normalize(head.get_parameter("weight")).T).view(40, 12, -1).amax(2)
-    right = float(((scores + bias).argmax(1) == labels).float().mean())
-    assert 0.05 < right < 0.95
-    assert float(head.accuracy) == pytest.approx(right)
-
-
-def test_split_classes_have_the_accuracy_of_all() -> None:
-    torch.manual_seed(3)
-    whole = build_head(HeadConfig("cosface"), 16, 12).train()
-    torch.manual_seed(3)
-    split = PartialFC(build_head(HeadConfig("cosface"), 16, 12), 1.0).train()  # type: ignore[arg-type]
-    labels, embeddings = torch.randint(12, (40,)), torch.randn(40, 16)
-    for head in (whole, split):
-        head(embeddings, labels)
-    assert whole.accuracy is not None
-    assert split.accuracy is not None
-    assert float(split.accuracy) == float(whole.accuracy)
