@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from models.pack.loading import BUNDLED_PACK
-from models.vision.alignment import CROP_SIZE_PX
 from training.bounds import fixed_scale
 from training.config import (
     AugmentConfig,
@@ -236,14 +235,7 @@ BALANCED_HEADS, BALANCED_TERMS = frozenset({"coco"}), frozenset({"triplet", "con
 
 
 def compared(
-    loss: str,
-    data: Path,
-    output: Path,
-    epochs: int = 4,
-    people: int = COMPARISON_PEOPLE,
-    seed: int = FIRST_SEED,
-    crop_px: int = CROP_SIZE_PX,
-    aligned: bool = True,
+    loss: str, data: Path, output: Path, epochs: int = 4, people: int = COMPARISON_PEOPLE, seed: int = FIRST_SEED
 ) -> RunConfig:
     """Return the configuration of one of PUBLISHED_LOSSES for `kith-train compare`.
 
@@ -258,8 +250,6 @@ def compared(
         output=output,
         data=DataConfig(
             root=data,
-            aligned=aligned,
-            crop_px=crop_px,
             min_images=5,
             max_identities=people,
             images_per_person=BALANCED_IMAGES_PER_PERSON if balanced else 0,

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from models.pack.loading import BUNDLED_PACK
-from models.pack.manifest import ModelPack
 from models.vision.detection import Detector
 from tests.conftest import ROOT
 from tests.training.runs import write_people
@@ -21,8 +20,7 @@ from training.config import ConfigError, RunConfig
 from training.errors import RunInterruptedError
 from training.losses import HEADS, TERMS
 from training.optimization.run_folder import read_run_config, write_run_config
-from training.recipes import PUBLISHED_LOSSES, RECIPES, compared, sized
-from training.run import compare
+from training.recipes import RECIPES, sized
 
 
 def call(*words: object) -> None:
@@ -197,7 +195,6 @@ commands.train_recognizer = stop
     ("words", "before", "code", "said"),
     [
         (("bounds", "--classes", "10575"), "", 0, "12.79"),
-        (("bounds", "--classes", "1"), "", 2, "Invalid value"),
         (("resume", "."), "", 2, "error: config.json does not exist: train first"),
         (("run", "smoke", "--data", "people", "--folder"), STOPPED, 130, "Resume with: kith-train resume x"),
     ],
@@ -205,14 +202,12 @@ commands.train_recognizer = stop
 def test_no_process_is_left_after_the_last_line(
     words: tuple[str, ...], before: str, code: int, said: str, tmp_path: Path
 ) -> None:
-    """A thread that never ends, as one of a library might, does not keep the process alive. Bounds need no torch."""
+    """A thread that never ends, as one of a library might, does not keep the process alive."""
     write_people(tmp_path / "people", side=112)
     program = (
         f"import sys, threading, time; sys.argv = {['kith-train', *words]!r}\nfrom training.cli import main{before}"
     )
     program += "\nthreading.Thread(target=time.sleep, args=(600,)).start()\n"
-    if words[0] == "bounds":
-        program += "sys.modules['torch'] = None\n"
     done = subprocess.run(
         [sys.executable, "-c", f"{program}main()"],
         cwd=tmp_path,
@@ -224,15 +219,3 @@ def test_no_process_is_left_after_the_last_line(
     )
     printed = " ".join((done.stdout + done.stderr).split())
     assert (done.returncode, said in printed, "Traceback" in printed) == (code, True, False), printed
-
-
-def test_a_comparison_does_not_continue_with_another_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: ModelPack
-) -> None:
-    (tmp_path / "celeba").mkdir()
-    loss = next(iter(PUBLISHED_LOSSES))
-    begun = compared(loss, tmp_path / "celeba", tmp_path / "out" / loss, epochs=4)
-    write_run_config(begun.output, begun.as_dict(), begun.output / "checkpoint.pt", ())
-    monkeypatch.setattr(compare, "load_lfw_crops", lambda *_, **__: None)
-    with pytest.raises(ConfigError, match="holds a run with other settings"):
-        call("compare", loss, "--data", tmp_path, "--output", tmp_path / "out", "--epochs", "8")

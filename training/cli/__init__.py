@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from models.errors import ModelError
-from training.cli import light
 from training.config import ConfigError
 from training.errors import RunError
 
@@ -41,12 +40,9 @@ def main() -> None:
 
 def _run() -> None:
     try:
-        if set(sys.argv[1:2]) & {command.name for command in light.app.registered_commands}:
-            light.app()
-        else:
-            from training.cli.commands import app
+        from training.cli.commands import app  # torch: an error while it is imported is reported, too
 
-            app()
+        app()
     except (ConfigError, ModelError, RunError) as error:
         _fail(str(error), error.exit_code if isinstance(error, RunError) else 2)
     except OSError as error:  # of the machine: a full disk, a folder without permission

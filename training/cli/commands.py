@@ -1,7 +1,8 @@
-"""Commands of ``kith-train`` that need torch."""
+"""Commands of ``kith-train``."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -21,10 +22,8 @@ from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import OnnxNetwork, available_cores
 from models.vision.alignment import CROP_SIZE_PX
 from models.vision.detection import Detector
-from training import distributed
+from training import bounds, distributed
 from training.backbones.iresnet import DEPTHS
-from training.cli.light import app as light
-from training.cli.light import print_figures
 from training.config import BackboneName, ConfigError, DataConfig, RunConfig, read_settings
 from training.data.identities import list_identities
 from training.data.preflight import preflight
@@ -55,7 +54,6 @@ from training.run.report import report_run, write_pack_report, write_report
 from training.run.train import train_recognizer
 
 app = typer.Typer(help="Train face networks and export them as model packs.", no_args_is_help=True)
-app.registered_commands += light.registered_commands
 Data = Annotated[Path, typer.Option(help="Data folder.", exists=True, file_okay=False)]
 IDENTITIES = "Folder with manifest.csv, folder of folders (--folder), or .rec file."
 Identities = Annotated[Path, typer.Option(help=IDENTITIES, exists=True)]
@@ -203,6 +201,28 @@ def losses() -> None:
         Console().print(table)
 
 
+@app.command(name="bounds")
+def print_bounds(
+    classes: Annotated[int, typer.Option(min=3, help="Number of classes C.")],
+    dimension: Annotated[int, typer.Option(min=2, help="Embedding dimension d.")] = 512,
+    probability: Annotated[float, typer.Option(help="Target probability of a class center.")] = 0.9,
+) -> None:
+    """Print the papers' bounds of scale s and margin m for a number of classes."""
+    if not 0 < probability < 1:
+        raise ConfigError(f"--probability must be between 0 and 1, not {probability}")
+    figures = [
+        (f"CosFace: minimum s for P = {probability:g}", bounds.cosface_scale_bound(classes, probability)),
+        (f"L2-softmax: minimum alpha for P = {probability:g}", bounds.l2_softmax_alpha_bound(classes, probability)),
+        ("AdaCos: fixed s, sqrt(2) ln(C - 1)", bounds.fixed_scale(classes)),
+        ("s of the steepest P at 45 degrees", bounds.steepest_scale(classes)),
+        ("CosFace: m must stay below", bounds.cosface_margin_bound(classes, dimension)),
+        ("NormFace: minimum loss at s = 64", bounds.normface_loss_bound(classes, 8.0)),
+    ]
+    with contextlib.suppress(ValueError):  # too few classes have no inflection
+        figures.insert(3, ("s of an inflection of P at 45 degrees", bounds.inflection_scale(classes)))
+    print_figures([(name, f"{value:.4g}") for name, value in figures])
+
+
 @app.command()
 def compare(
     data: Data,
@@ -213,10 +233,6 @@ def compare(
     epochs: Annotated[int, typer.Option(min=1)] = 4,
     people: Annotated[int, typer.Option(min=2, help="Number of people.")] = COMPARISON_PEOPLE,
     seeds: Annotated[int, typer.Option(min=1, help="Runs per loss, for mean ± standard deviation.")] = 1,
-    sizes: Annotated[
-        list[int] | None, typer.Option("--crop-px", min=32, help="Side of the crops in pixels. Repeatable.")
-    ] = None,
-    unaligned: Annotated[bool, typer.Option("--unaligned", help="Photos of celeba/ are not aligned crops.")] = False,
     settings: Settings = None,
     grid: Annotated[
         list[str] | None,
@@ -230,13 +246,12 @@ def compare(
     if unknown := set(chosen) - set(PUBLISHED_LOSSES):
         raise ConfigError(f"unknown loss {', '.join(sorted(unknown))}. Losses: {', '.join(PUBLISHED_LOSSES)}")
     torch.set_num_threads(threads or available_cores())
-    detection, crops = load_pack(pack).detection, sizes or [CROP_SIZE_PX]
     # Commas within brackets belong to a value, such as backbone.widths=[16,16,16],[32,32,32].
     points = {key: re.split(r",(?![^\[]*\])", text) for key, text in _settings(grid, "--grid").items()}
     if len(points) < len(grid or ()):
         raise ConfigError("--grid names a setting twice. Name all of its values once, separated by commas")
-    shared = _settings(settings)
-    print(compare_losses(chosen, data, output, detection, epochs, people, seeds, crops, not unaligned, shared, points))
+    detection, shared = load_pack(pack).detection, _settings(settings)
+    print(compare_losses(chosen, data, output, detection, epochs, people, seeds, shared, points))
 
 
 Live = Annotated[Path, typer.Option(help="Folder of photos of live people.", exists=True, file_okay=False)]
@@ -252,7 +267,7 @@ def evaluate_liveness(
     attack: Attack,
 ) -> None:
     """Measure a pack's liveness network on photos of other people: APCER and BPCER (ISO/IEC 30107-3)."""
-    print_figures(measure_liveness(load_pack(pack), live, attack)[1])
+    print_figures(measure_liveness(load_pack(pack), live, attack))
 
 
 @app.command()
@@ -330,9 +345,7 @@ def measure(
     evidence = measure_pack(load_pack(pack), data)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(evidence) + "\n", encoding="utf-8")
-    print_figures(
-        pack_rows(replace(load_pack(pack), metrics=json.loads(output.read_text(encoding="utf-8"))["metrics"]))
-    )
+    print_figures(pack_rows(replace(load_pack(pack), metrics=evidence["metrics"])))
 
 
 @app.command()
@@ -472,6 +485,13 @@ def evaluate(
     print_figures(figures)
 
 
+def print_figures(figures: list[tuple[str, str]]) -> None:
+    table = Table("Measure", "Value")
+    for name, value in figures:
+        table.add_row(name, value)
+    Console().print(table)
+
+
 def _refuse_without_effect(context: typer.Context, **needs: tuple[object, str]) -> None:
     """Raise ConfigError for an option that was given and has no effect. ``needs``: by parameter, whether what it needs
     is given, and what that is."""
@@ -490,8 +510,4 @@ def _detector_of(pack: Path) -> Detector:
 
 def _measure(model: Path, data: Path, view1: bool) -> list[tuple[str, str]]:
     pack = load_pack(model)
-    metrics = evaluate_pack(pack, data, crop_cache(pack), view1)
-    if not view1:
-        return pack_rows(replace(pack, metrics=metrics))
-    result = metrics["lfw_view1"]
-    return [("LFW View 1", f"{result['accuracy']['mean']:.2%}"), ("EER", f"{result['eer']:.2%}")]
+    return pack_rows(replace(pack, metrics=evaluate_pack(pack, data, crop_cache(pack), view1)))

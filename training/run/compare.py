@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.checksums import sha256_of
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.vision.alignment import CROP_SIZE_PX, realign_crops, standard_alignment
+from models.vision.alignment import realign_crops, standard_alignment
 from models.vision.detection import Detector
 from models.vision.specs import DetectionSpec
 from training.config import ConfigError, RunConfig
@@ -65,15 +65,13 @@ def compare(
     epochs: int,
     people: int,
     seeds: int = 1,
-    sizes: Sequence[int] = (CROP_SIZE_PX,),
-    aligned: bool = True,
     settings: Mapping[str, str] | None = None,
     grid: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """Train the given losses one after the other, evaluate each on LFW and CFP, and return a Markdown table.
 
-    LFW, and training photos that are not ``aligned``, are aligned by this detector, to crops of each of the ``sizes``
-    in pixels; CFP's crops are scaled. CFP is left out if ``data`` has none. All runs share the ``settings``, as
+    LFW, and training photos with ``data.aligned=false``, are aligned by this detector, to crops of ``data.crop_px``;
+    CFP's crops are scaled. CFP is left out if ``data`` has none. All runs share the ``settings``, as
     `RunConfig.overridden` takes them. With a ``grid`` of values by setting, each loss is trained with every
     combination, which is part of its name. With several ``seeds``, a cell is the mean and standard deviation over runs
     that differ in the seed alone. Runs with saved results are skipped. The table in ``output``, comparison.csv and
@@ -82,23 +80,20 @@ def compare(
     """
     runs: dict[str, list[RunConfig]] = {}
     points = [dict(zip(grid or (), values, strict=True)) for values in product(*(grid or {}).values())]
-    for loss, size, point in product(losses, sizes, points):
-        parts = [loss, *([] if size == CROP_SIZE_PX else [f"{size}px"]), *(f"{k}={v}" for k, v in point.items())]
-        name = "-".join(parts).replace("/", "_")
+    for loss, point in product(losses, points):
+        name = "-".join([loss, *(f"{k}={v}" for k, v in point.items())]).replace("/", "_")
         folders = {
             s: output / (name if s == FIRST_SEED else f"{name}-seed-{s}") for s in range(FIRST_SEED, FIRST_SEED + seeds)
         }
         runs[name] = [
-            compared(loss, data / "celeba", folder, epochs, people, seed, size, aligned).overridden(
-                {**(settings or {}), **point}
-            )
+            compared(loss, data / "celeba", folder, epochs, people, seed).overridden({**(settings or {}), **point})
             for seed, folder in folders.items()
         ]
     for config in chain.from_iterable(runs.values()):
         build_losses(config, num_classes=64)
     cfp = load_cfp_crops(data / "cfp", output / "cache") if (data / "cfp").is_dir() else None
     evidence = {"detector": sha256_of(detection.path), "cfp": cfp is not None}
-    detector = None if aligned else Detector(OnnxNetwork(detection.path), detection)
+    detector = Detector(OnnxNetwork(detection.path), detection)
     views: tuple[Part, ...] = ("view1", "view2")
     lfw = {
         size: load_lfw_crops(data / "lfw", detection, output / "cache", views, alignment=standard_alignment(size))
@@ -128,11 +123,7 @@ def summarize(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _measured(
-    config: RunConfig,
-    crops: LfwCrops,
-    cfp: CfpCrops | None,
-    evidence: Mapping[str, object],
-    detector: Detector | None,
+    config: RunConfig, crops: LfwCrops, cfp: CfpCrops | None, evidence: Mapping[str, object], detector: Detector
 ) -> Row:
     """Return the saved results of a run if they come from the same ``evidence``; else train and evaluate it."""
     if (config.output / CONFIG).is_file() and read_run_config(config.output) != config:

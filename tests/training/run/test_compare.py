@@ -17,7 +17,8 @@ from tests.training.evaluation.test_benchmarks import write_lists
 from tests.training.runs import write_people
 from training.cli.commands import app
 from training.config import ConfigError, RunConfig
-from training.evaluation.lfw import LfwCrops
+from training.evaluation.embedding import load_embedder
+from training.evaluation.lfw import LfwCrops, evaluate_lfw
 from training.optimization.loop import Checkpoint
 from training.run import compare
 from training.run.train import train_recognizer
@@ -43,16 +44,18 @@ def write_data(root: Path, side: int = 112) -> Path:
 
 
 @pytest.fixture
-def trained(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
-    """The settings of the runs that are trained. LFW's photos are noise."""
-    files, begun = write_lists(tmp_path / "lfw", rng), list[RunConfig]()
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """The settings of the runs that are trained. LFW's photos are noise in a color of each person's own."""
+    files, begun = write_lists(tmp_path / "lfw", np.random.default_rng(1)), list[RunConfig]()
 
     def crops(*_: object, alignment: Alignment) -> LfwCrops:
-        side = alignment.size_px
-        made = rng.integers(0, 255, (len(files), side, side, 3), dtype=np.uint8)
+        side, rng = alignment.size_px, np.random.default_rng(2)
+        person = np.unique([file.split("/")[0] for file in files], return_inverse=True)[1]
+        colors = rng.integers(0, 200, (len(files), 1, 1, 3))[person]
+        made = (colors + rng.integers(0, 56, (len(files), side, side, 3))).astype(np.uint8)
         return LfwCrops(tmp_path / "lfw", ("view1", "view2"), files, made, np.ones(len(files), bool))
 
-    def train(config: RunConfig, detector: Detector | None) -> Checkpoint:
+    def train(config: RunConfig, detector: Detector) -> Checkpoint:
         begun.append(config)
         return train_recognizer(config, detector)
 
@@ -72,21 +75,36 @@ def test_scales_are_compared_at_a_crop_size_with_several_seeds(
     data, output = write_data(tmp_path / "data", side=48), tmp_path / "out"
 
     def run(seeds: int, side: int = 48, losses: Sequence[str] = ("cosface-30", "cosface-adaptive")) -> str:
-        return compare.compare(losses, data, output, pack.detection, 2, 6, seeds, [side], settings=TINY)
+        grid = {"data.crop_px": [str(side)]}
+        return compare.compare(losses, data, output, pack.detection, 2, 6, seeds, TINY, grid)
 
     run(1)
     rows = read(output / "comparison.csv")
-    assert [row["loss"] for row in rows] == ["cosface-30-48px", "cosface-adaptive-48px"]
+    assert [row["loss"] for row in rows] == ["cosface-30-data.crop_px=48", "cosface-adaptive-data.crop_px=48"]
     for row in rows:
         last = read(output / row["loss"] / "losses.csv")[2:]
-        assert float(row["Training loss"]) == pytest.approx(np.mean([float(s["loss"]) for s in last]), abs=0.006)
-        accuracy = 100 * np.mean([float(s["accuracy"]) for s in last])
-        assert float(row["Training accuracy %"]) == pytest.approx(accuracy, abs=0.06)
+        embed, alignment = load_embedder(output / row["loss"])
+        lfw = evaluate_lfw(embed, compare.load_lfw_crops(alignment=alignment), intervals=False)  # type: ignore[call-arg,attr-defined]
+        view1, view2 = lfw.view1, lfw.view2
+        assert view1 is not None and view2 is not None
+        assert view2.tar_at_far_1e2 > view2.tar_at_far_1e3
+        expected = {
+            "Training loss": np.mean([float(s["loss"]) for s in last]),
+            "Training accuracy %": 100 * np.mean([float(s["accuracy"]) for s in last]),
+            "View 1 %": 100 * view1.accuracy,
+            "View 2 %": 100 * view2.accuracy.mean,
+            "TAR@FAR 1e-2 %": 100 * view2.tar_at_far_1e2,
+            "TAR@FAR 1e-3 %": 100 * view2.tar_at_far_1e3,
+            "Intra LFW": lfw.angles.intra,
+            "Inter LFW": lfw.angles.inter,
+        }
+        for column, value in expected.items():
+            assert float(row[column]) == pytest.approx(value, abs=0.06), column
         assert float(row["CFP-FP %"]) > 0
     assert [config.head.options.get("scale") for config in trained] == [30.0, None]
     # A finished run is not repeated: a second seed trains one more.
     table = run(2, losses=["cosface-30"])
-    assert [(config.output.name, config.loop.seed) for config in trained[2:]] == [("cosface-30-48px-seed-8", 8)]
+    assert [(config.output.name[-7:], config.loop.seed) for config in trained[2:]] == [("-seed-8", 8)]
     (row,) = read(output / "comparison.csv")
     assert all(" ± " in row[column] for column in compare.COLUMNS)
     assert row["CFP-FP %"] in table
@@ -106,6 +124,8 @@ def test_a_grid_is_every_combination_of_its_settings_and_resumes(
     app(words, standalone_mode=False)
     assert "| cosface-backbone.widths=[16,16,24]-head.scale=16 |" in capsys.readouterr().out
     app([*words[:-1], "head.scale=16,8"], standalone_mode=False)  # two new points
+    with pytest.raises(ConfigError, match="holds a run with other settings"):
+        app([*words, "--epochs", "2"], standalone_mode=False)
     widths = ((16, 16, 16), (16, 16, 24))
     assert [(run.backbone.widths, run.head.options) for run in trained] == [
         (width, {"scale": scale, "margin": 0.1}) for scale in (16, 8) for width in widths
