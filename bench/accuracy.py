@@ -22,8 +22,9 @@ from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.network import weights_file
 from models.vision.detection import DEFAULT_MIN_SCORE
+from training.evaluation.figures import MEASURES, metric_rows
 from training.evaluation.pack_evaluation import evaluate_pack
-from training.export.model_card import MEASURES, megabytes, metric_rows
+from training.export.model_card import megabytes
 
 Metrics = Mapping[str, Any]
 GOALS: Final[Mapping[str, tuple[str, str, str, Callable[[float], bool]]]] = {

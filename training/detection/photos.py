@@ -17,8 +17,6 @@ from training.data.identities import map_in_threads, read_rgb
 
 ANNOTATIONS: Final = "annotations.jsonl"
 MAX_PHOTO_SIDE_PX: Final = 768
-MIN_FACE_SCORE: Final = 0.7
-"""Faces found with a lower score count neither as faces nor as background."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class AnnotatedPhoto:
     Attributes:
         image: (H, W, 3) uint8 RGB.
         boxes: (n, 4) x0, y0, x1, y1 in pixels.
-        doubtful: (n,) faces that a detector found, but that are not annotated or have a low score.
+        doubtful: (n,) faces that another detector (YuNet) found, and that are not annotated.
     """
 
     image: NDArray[np.uint8]
@@ -44,12 +42,9 @@ class AnnotatedFile:
     row: Mapping[str, Any]
 
 
-def list_annotated(root: Path, split: str | None = None) -> list[AnnotatedFile]:
-    """List the photos of ``root/annotations.jsonl``, or of one split of it; photos without one count as ``train``.
-
-    Boxes are manual annotations (``boxes_xyxy``) where present, else those of a detector (``faces``, or ``yunet``);
-    its faces below MIN_FACE_SCORE are doubtful. Raises ConfigError if the annotations are missing.
-    """
+def list_annotated(root: Path) -> list[AnnotatedFile]:
+    """List the photos of the split ``val`` of ``root/annotations.jsonl``. Raises ConfigError if it is missing or
+    damaged."""
     annotations = root / ANNOTATIONS
     if not annotations.is_file():
         raise ConfigError(f"{annotations} does not exist. Name a folder of annotated photos, such as DATA/wider")
@@ -57,9 +52,7 @@ def list_annotated(root: Path, split: str | None = None) -> list[AnnotatedFile]:
         rows = [json.loads(line) for line in annotations.read_text(encoding="utf-8").splitlines() if line]
     except ValueError as error:
         raise ConfigError(f"{annotations} is not JSON lines: {error}") from error
-    return [
-        AnnotatedFile(root / row["file"], row) for row in rows if split is None or row.get("split", "train") == split
-    ]
+    return [AnnotatedFile(root / row["file"], row) for row in rows if row["split"] == "val"]
 
 
 def read_annotated(files: Sequence[AnnotatedFile]) -> Iterator[AnnotatedPhoto]:
@@ -69,17 +62,13 @@ def read_annotated(files: Sequence[AnnotatedFile]) -> Iterator[AnnotatedPhoto]:
 
 
 def _annotated(image: NDArray[np.uint8], row: Mapping[str, Any]) -> AnnotatedPhoto:
-    found = row.get("yunet", row.get("faces", []))
-    seen = np.array([f["box_xyxy"] for f in found], np.float32).reshape(-1, 4)
-    if "boxes_xyxy" in row:
-        boxes = np.array(row["boxes_xyxy"], np.float32).reshape(-1, 4)
-        extra = iou_matrix(boxes, seen).max(0) < 0.3 if len(boxes) else np.ones(len(seen), bool)
-        seen = np.concatenate([boxes, seen[extra]])
-        doubtful = np.arange(len(seen)) >= len(boxes)
-    else:
-        doubtful = np.array([f["score"] < MIN_FACE_SCORE for f in found], bool)
+    boxes = np.array(row["boxes_xyxy"], np.float32).reshape(-1, 4)
+    seen = np.array([face["box_xyxy"] for face in row["yunet"]], np.float32).reshape(-1, 4)
+    extra = iou_matrix(boxes, seen).max(0) < 0.3 if len(boxes) else np.ones(len(seen), bool)
+    faces = np.concatenate([boxes, seen[extra]])
     scale = min(1.0, MAX_PHOTO_SIDE_PX / max(image.shape[:2]))
-    return AnnotatedPhoto(image if scale == 1 else downscale(image, scale), seen * np.float32(scale), doubtful)
+    small = image if scale == 1 else downscale(image, scale)
+    return AnnotatedPhoto(small, faces * np.float32(scale), np.arange(len(faces)) >= len(boxes))
 
 
 def iou_matrix(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:

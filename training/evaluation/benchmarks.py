@@ -25,7 +25,6 @@ from training.evaluation.metrics import (
     build_templates,
     distractor_identification,
     distractor_verification,
-    equal_error_rate,
     tar_at_far,
     template_similarities,
 )
@@ -181,7 +180,7 @@ def evaluate_megaface(
     others = np.random.default_rng(0).permutation(others)
     sizes = [*(10**k for k in range(1, 7) if 10**k < len(others)), len(others)]
     try:
-        rank1 = distractor_identification(vectors, probes.labels, others, sizes)[:, 0]
+        rank1 = distractor_identification(vectors, probes.labels, others, sizes)
     except ValueError as error:
         raise ConfigError(f"the probe set: {error}") from error
     tar = distractor_verification(vectors, probes.labels, others, DISTRACTOR_FARS)
@@ -193,8 +192,6 @@ class IjbResult:
     """Metrics of IJB over templates: 1:1, and the means over both galleries of 1:N if the folder has their lists."""
 
     tar_at_far: dict[float, float]
-    eer: float
-    pairs: int
     others: int
     """Pairs of different people."""
     photos_without_face: int
@@ -244,8 +241,6 @@ def evaluate_ijb(
         raise ConfigError(f"{folder}: {error} with a face") from error
     return IjbResult(
         {far: tar_at_far(similarities, same, far) for far in IJB_FARS},
-        equal_error_rate(similarities, same),
-        len(pairs),
         int((~same).sum()),
         len(files) - len(kept),
         _search_ijb(meta, ids, by_template),
@@ -277,8 +272,7 @@ def _search_ijb(meta: Path, ids: Ints, templates: Floats) -> TemplateSearch | No
         for fpir in found[0].tpir
         if all(each.tpir for each in found)
     }
-    ranks = [float(np.mean([getattr(each, name) for each in found])) for name in ("rank1", "rank5")]
-    return TemplateSearch(ranks[0], ranks[1], means)
+    return TemplateSearch(float(np.mean([each.rank1 for each in found])), means)
 
 
 def _read_subjects(path: Path, ids: Ints) -> tuple[Ints, Ints]:

@@ -187,7 +187,7 @@ def evaluate_central_faces(detector: Detector, landmarks_csv: Path, images: Path
 def evaluate_detection(detector: Detector, data: Path) -> dict[str, Any]:
     """Run all detector evaluations. ``data`` contains lfw/ and wider/."""
     reference, images = data / "lfw" / "landmarks_yunet.csv", data / "lfw" / "images"
-    wider = list_annotated(data / "wider", "val")
+    wider = list_annotated(data / "wider")
     return {
         "counts": {"wider_photos": len(wider)},
         "wider_val": asdict(evaluate_detector(detector, track(read_annotated(wider), "WIDER", "photos", len(wider)))),

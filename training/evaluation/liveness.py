@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -27,8 +27,8 @@ def score_presentations(spec: LivenessSpec, photos: Presentations) -> Floats:
     return np.concatenate(parts).astype(np.float64)
 
 
-def evaluate_liveness(pack: ModelPack, live: Path, attack: Path) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Return the error rates of a pack's liveness network at the pack's threshold, and rows of a table of them.
+def evaluate_liveness(pack: ModelPack, live: Path, attack: Path) -> list[tuple[str, str]]:
+    """Return the error rates of a pack's liveness network at the pack's threshold, as rows of a table.
 
     ``live`` and ``attack`` are folders as of `load_presentations`.
 
@@ -43,4 +43,4 @@ def evaluate_liveness(pack: ModelPack, live: Path, attack: Path) -> tuple[dict[s
     figures = measure_presentations(
         score_presentations(spec, photos), photos.instruments, photos.people, spec.threshold
     )
-    return figures, presentation_rows(figures, photos.not_judged)
+    return presentation_rows(figures, photos.not_judged)

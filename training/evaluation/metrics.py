@@ -45,18 +45,12 @@ def best_threshold(similarities: Floats, same: NDArray[np.bool_]) -> float:
     return float(edges[int(correct.argmax())])
 
 
-def fold_decisions(similarities: Floats, same: NDArray[np.bool_], folds: NDArray[np.int64]) -> Bools:
-    """Return (P,) same-person decisions, each at the threshold of the other folds."""
-    called_same = np.zeros(len(same), bool)
-    for fold in np.unique(folds):
-        held_out = folds == fold
-        called_same[held_out] = similarities[held_out] >= best_threshold(similarities[~held_out], same[~held_out])
-    return called_same
-
-
 def fold_accuracy(similarities: Floats, same: NDArray[np.bool_], folds: NDArray[np.int64]) -> FoldAccuracy:
-    right = fold_decisions(similarities, same, folds) == same
-    scores = [float(right[folds == fold].mean()) for fold in np.unique(folds)]
+    scores = []
+    for fold in np.unique(folds):
+        own = folds == fold
+        threshold = best_threshold(similarities[~own], same[~own])
+        scores.append(float(((similarities[own] >= threshold) == same[own]).mean()))
     return FoldAccuracy(float(np.mean(scores)), float(np.std(scores)), tuple(scores))
 
 
@@ -147,27 +141,7 @@ def fnir_curve(hits: Floats, alarms: Floats) -> Roc:
     return Roc(curve.thresholds[kept], curve.fmr[kept], curve.tar[kept])
 
 
-def mate_ranks(similarity_MG: Floats, mates: Ints) -> Ints:
-    """Return (M,) the rank, from 1, of each probe's mate in a gallery of one template per person; worst rank among
-    ties."""
-    mate = similarity_MG[np.arange(len(mates)), mates]
-    return np.asarray((similarity_MG >= mate[:, None]).sum(1), np.int64)
-
-
-def cmc(similarity_MG: Floats, mates: Ints, ranks: Sequence[int]) -> Floats:
-    """Return the cumulative match characteristic (ISO/IEC 19795-1): share of probes with their mate in the first k.
-
-    Args:
-        similarity_MG: (M, G) similarities to a gallery of one template per person.
-        mates: (M,) gallery row of each probe.
-        ranks: values of k, from 1.
-    """
-    return np.asarray((mate_ranks(similarity_MG, mates)[:, None] <= np.asarray(ranks)).mean(0))
-
-
-def distractor_identification(
-    probes: Floats, people: Ints, distractors: Floats, sizes: Sequence[int], ranks: Sequence[int] = (1,)
-) -> Floats:
+def distractor_identification(probes: Floats, people: Ints, distractors: Floats, sizes: Sequence[int]) -> Floats:
     """Run MegaFace's identification (I. Kemelmacher-Shlizerman et al., CVPR 2016, section 4).
 
     Each photo of a person in turn joins the distractors in the gallery, and the other photos of that person search for
@@ -177,26 +151,21 @@ def distractor_identification(
         probes: (n, d) unit vectors of the probe set (FaceScrub in MegaFace).
         people: (n,) person of each; people with one photo are skipped.
         distractors: (D, d) unit vectors of other people, in random order.
-        sizes: numbers of distractors in the gallery, taken from the first: 10, 100, ...
-        ranks: values of k.
+        sizes: numbers of distractors in the gallery, taken from the first: 10, 100, ...; at most D.
 
     Returns:
-        (sizes, ranks) share of searches in which fewer than k distractors are at least as similar as the mate.
+        (sizes,) rank-1: share of searches in which no distractor is at least as similar as the mate.
 
     Raises:
-        ValueError: a size exceeds the distractors, or no person has two photos.
+        ValueError: no person has two photos.
     """
-    if max(sizes) > len(distractors):
-        raise ValueError(f"{max(sizes)} distractors requested, but there are {len(distractors)}")
-    found, searches = np.zeros((len(sizes), len(ranks))), 0
+    found, searches = np.zeros(len(sizes)), 0
     for rows in row_blocks(len(probes), len(distractors)):
         similarity_BD = probes[rows] @ distractors.T
         for probe, to_distractors in zip(rows, similarity_BD, strict=True):
             hidden = probes[(people == people[probe]) & (np.arange(len(probes)) != probe)] @ probes[probe]
             searches += len(hidden)
-            for i, size in enumerate(sizes):
-                above = size - np.searchsorted(np.sort(to_distractors[:size]), hidden, "left")
-                found[i] += (above[:, None] < np.asarray(ranks)).sum(0)
+            found += [(hidden > to_distractors[:size].max()).sum() for size in sizes]
     if not searches:
         raise ValueError("no person in the probe set has two photos")
     return found / searches

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from models.risk.search_rates import search_gallery, threshold_at_fpir
 from training.config import ConfigError
-from training.evaluation.metrics import Bools, Floats, Ints, cmc, distractor_verification, mated_pairs, row_blocks
+from training.evaluation.metrics import Bools, Floats, Ints, distractor_verification, mated_pairs, row_blocks
 
 MAX_RETRIEVED = 100
 
@@ -73,10 +73,9 @@ def mean_average_precision(similarity_QG: Floats, relevant_QG: Bools, retrieved:
 
 @dataclass(frozen=True)
 class TemplateSearch:
-    """IJB 1:N: closed-set ``rank1`` and ``rank5``, and TPIR by FPIR over probes with and without a mate."""
+    """IJB 1:N: closed-set ``rank1``, and TPIR by FPIR over probes with and without a mate."""
 
     rank1: float
-    rank5: float
     tpir: dict[float, float]
 
 
@@ -100,12 +99,13 @@ def search_templates(
             "of the gallery and of the probes belong to one set, with the same SUBJECT_ID"
         )
     mates = np.array([row_of[int(person)] for person in probe_people[inside]], np.int64)
-    ranks = cmc(probes[inside] @ gallery.T, mates, (1, 5))
+    similarity = probes[inside] @ gallery.T
+    above = (similarity >= similarity[np.arange(len(mates)), mates][:, None]).sum(1)  # ties count against the mate
     tpir = {}
     if not inside.all():
         hits, alarms = search_gallery(gallery, probes[inside], mates, probes[~inside])
         tpir = {fpir: float((hits >= threshold_at_fpir(alarms, fpir)).mean()) for fpir in fpirs}
-    return TemplateSearch(float(ranks[0]), float(ranks[1]), tpir)
+    return TemplateSearch(float((above == 1).mean()), tpir)
 
 
 @dataclass(frozen=True, eq=False)

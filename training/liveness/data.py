@@ -53,14 +53,6 @@ class Presentations:
     people: NDArray[np.str_]
     not_judged: dict[str, int]
 
-    def __len__(self) -> int:
-        return len(self.people)
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of crops by instrument."""
-        names, counts = np.unique(self.instruments, return_counts=True)
-        return dict(zip(names.tolist(), counts.tolist(), strict=True))
-
 
 def load_presentations(
     live: Path, attack: Path, detector: Detector, crop: Alignment | BoxCrops, max_outside: float

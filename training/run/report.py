@@ -18,10 +18,10 @@ from training.data.identities import load_identities
 from training.data.split import split_identities
 from training.evaluation import plots
 from training.evaluation.embedding import torch_embedder
+from training.evaluation.figures import metric_rows
 from training.evaluation.lfw import (
     PARTS,
     VIEW1,
-    Interval,
     LfwResult,
     evaluate_lfw,
     evaluate_lfw_embeddings,
@@ -165,34 +165,12 @@ def _curves(lfw: LfwResult) -> plots.Figure | None:
 
 def lfw_figures(result: LfwResult) -> list[tuple[str, str]]:
     """Return names and values of all results, with their 95 % intervals over people, for a table."""
-    rows = []
-    if view1 := result.view1:
-        rows.append(("LFW View 1 accuracy, threshold of its training pairs", f"{view1.accuracy:.2%}"))
-    if view2 := result.view2:
-        intervals = {name: _interval(interval) for name, interval in view2.intervals.items()}
-        mean = f"{view2.accuracy.mean:.2%} ± {view2.accuracy.std:.2%}"
-        rows += [
-            ("LFW View 2 accuracy", f"{mean}{intervals['accuracy']}"),
-            ("LFW View 2 TAR at FAR 0.1 %", f"{view2.tar_at_far_1e3:.2%}{intervals['tar_at_far_1e3']}"),
-            ("LFW View 2 TAR at FAR 1 %", f"{view2.tar_at_far_1e2:.2%}"),
-            ("LFW View 2 EER", f"{view2.eer:.2%}{intervals['eer']}"),
-            ("LFW View 2 area under the ROC", f"{view2.auc:.4f}"),
-            ("LFW View 2 photos without a face", f"{view2.photos_without_face}"),
-        ]
-    if open_set := result.open_set:
-        rows.append(("LFW open set rank-1", f"{open_set.rank1:.2%}{_interval(open_set.rank1_interval)}"))
-        for rate, fnir in open_set.fnir.items():
-            value = f"{fnir:.2%}{_interval(open_set.fnir_intervals[rate])}, threshold {open_set.thresholds[rate]:.3f}"
-            rows.append((f"LFW open set FNIR at FPIR {rate:.1%}", value))
-        rate, fnir = min(open_set.fnir_without_doubtful.items())
-        rows.append((f"LFW open set FNIR at FPIR {rate:.1%}, without five doubtful strangers", f"{fnir:.2%}"))
-    angles = result.angles
+    rows, found, angles = list[tuple[str, str]](), result.as_dict(), result.angles
+    if result.view1 is not None:
+        rows.append(("LFW View 1 accuracy, threshold of its training pairs", f"{result.view1.accuracy:.2%}"))
     return [
         *rows,
+        *metric_rows({"lfw_view2": found["view2"], "lfw_open_set": found["open_set"]}),
         ("LFW Intra: mean angle to the class center", f"{angles.intra:.2f}°"),
         ("LFW Inter: mean angle to the nearest other center", f"{angles.inter:.2f}°"),
     ]
-
-
-def _interval(bounds: Interval) -> str:
-    return f" ({bounds[0]:.2%} to {bounds[1]:.2%})"

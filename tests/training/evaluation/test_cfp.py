@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.evaluation.cfp_files import write_cfp
 from training.config import ConfigError
-from training.evaluation.cfp import embed_cfp, load_cfp_crops, read_cfp_pairs
+from training.evaluation.cfp import embed_cfp, load_cfp_crops
 from training.evaluation.lfw import verify_similarities
 
 
@@ -42,14 +42,3 @@ def test_a_missing_crop_is_named(tmp_path: Path) -> None:
     (root / "cfp.tar").unlink()
     with pytest.raises(ConfigError, match=r"cfp\.tar does not exist"):
         load_cfp_crops(root, tmp_path / "cache")
-
-
-@pytest.mark.parametrize("text", ["fold,same,file_a\n1,1,a\n", "fold,same,file_a,file_b\n1,x,a,b\n"])
-def test_a_malformed_list_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "pairs_FF.csv"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="malformed"):
-        read_cfp_pairs(path)
-    path.write_text("fold,same,file_a,file_b\n1,1,a,b\n")
-    with pytest.raises(ConfigError, match="needs same-person and different-person pairs"):
-        read_cfp_pairs(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -13,7 +14,8 @@ from models.vision.alignment import TEMPLATE_XY, align
 from models.vision.detection import Detector
 from training.config import ConfigError, DataConfig
 from training.data.identities import list_identities
-from training.evaluation.benchmarks import evaluate_ijb
+from training.evaluation.benchmarks import evaluate_ijb, read_ijb_pairs
+from training.evaluation.cfp import read_cfp_pairs
 from training.evaluation.lfw import read_open_set, read_pairs
 from training.evaluation.protocols import (
     mean_average_precision,
@@ -24,40 +26,43 @@ from training.evaluation.protocols import (
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("read", "text", "message"),
     [
-        ("ten\t1\nA\t1\t2\nA\t1\tB\t1\n", "line 1: the header"),
-        ("1\nA 1 2\nA 1 B 1\n", "line 2: not a pair.*separated by tabs"),
-        ("1\nA\t1\t2\nA\tone\tB\t1\n", "line 3: not a pair"),
-        ("2\nA\t1\t2\nA\t1\tB\t1\n", "has 2 pairs, and its header says 4"),
+        (read_pairs, "ten\t1\nA\t1\t2\nA\t1\tB\t1\n", "line 1: the header"),
+        (read_pairs, "1\nA 1 2\nA 1 B 1\n", "line 2: not a pair.*separated by tabs"),
+        (read_pairs, "1\nA\t1\t2\nA\tone\tB\t1\n", "line 3: not a pair"),
+        (read_pairs, "2\nA\t1\t2\nA\t1\tB\t1\n", "has 2 pairs, and its header says 4"),
+        (read_open_set, "{", "is not JSON"),
+        (read_open_set, "[]", "gallery is not a list"),
+        (read_open_set, '{"gallery": ["A/1.jpg"], "mated_probes": ["A/2.jpg"]}', "nonmated_probes is not a list"),
+        (read_open_set, '{"gallery": ["A/1.jpg"], "mated_probes": [2], "nonmated_probes": []}', "mated_probes is not"),
+        (read_open_set, '{"gallery": ["A/1"], "mated_probes": ["B/2"], "nonmated_probes": []}', "first B/2"),
+        (read_cfp_pairs, "fold,same,file_a\n1,1,a\n", "malformed"),
+        (read_cfp_pairs, "fold,same,file_a,file_b\n1,x,a,b\n", "malformed"),
+        (read_cfp_pairs, "fold,same,file_a,file_b\n1,1,a,b\n", "needs same-person and different-person pairs"),
+        (read_video_pairs, "one line\nx, y\n", "is not a list of pairs"),
+        (read_video_pairs, "one line\n1, A/0, A/1, 2\n", "is not a list of pairs"),
+        (read_video_pairs, "one line\n1, A/0, 1\n", "is not a list of pairs"),
+        (read_video_pairs, "one line\n1, A/0, A/1, 1\n", "needs pairs"),
+        (read_ijb_pairs, "1 20\n", "list.txt"),
+        (read_ijb_pairs, "1 x 0\n", "list.txt"),
+        (read_ijb_pairs, "1 20 2\n", "labels must be 0 or 1"),
     ],
 )
-def test_a_malformed_list_of_pairs_is_an_error(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "pairs.txt").write_text(text)
+def test_a_missing_or_malformed_list_is_an_error(
+    read: Callable[[Path], object], text: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"list\.txt does not exist"):
+        read(tmp_path / "list.txt")
+    (tmp_path / "list.txt").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        read_pairs(tmp_path / "pairs.txt")
+        read(tmp_path / "list.txt")
 
 
 def test_names_of_pairs_may_have_spaces(tmp_path: Path) -> None:
     (tmp_path / "pairs.txt").write_text("1\r\nAda L\t1\t2\r\nAda L\t1\tBo\t1\r\n", newline="")
     pairs = read_pairs(tmp_path / "pairs.txt")
     assert pairs.second == ("Ada L/Ada L_0002.jpg", "Bo/Bo_0001.jpg")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is not JSON"),
-        ("[]", "gallery is not a list"),
-        ('{"gallery": ["A/1.jpg"], "mated_probes": ["A/2.jpg"]}', "nonmated_probes is not a list"),
-        ('{"gallery": ["A/1.jpg"], "mated_probes": [2], "nonmated_probes": []}', "mated_probes is not a list"),
-        ('{"gallery": ["A/1.jpg"], "mated_probes": ["B/2.jpg"], "nonmated_probes": []}', "first B/2.jpg"),
-    ],
-)
-def test_a_malformed_open_set_protocol_is_an_error(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "openset_protocol.json").write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        read_open_set(tmp_path / "openset_protocol.json")
 
 
 def unit(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -110,10 +115,10 @@ def test_templates_are_searched(rng: np.random.Generator) -> None:
     scores = probes @ gallery.T
     places = [int((scores[i] > scores[i, i]).sum()) for i in range(20)]
     assert found.rank1 == pytest.approx(np.mean([place == 0 for place in places]))
-    assert found.rank5 == pytest.approx(np.mean([place < 5 for place in places]))
     limit = sorted(scores[20:].max(1), reverse=True)[4]
     assert found.tpir[0.1] == pytest.approx(np.mean([places[i] == 0 and scores[i, i] > limit for i in range(20)]))
     assert search_templates(gallery, people, gallery, people).tpir == {}
+    assert search_templates(np.repeat(gallery[:1], 2, 0), people[:2], gallery[:1], people[:1]).rank1 == 0  # a tie
     with pytest.raises(ConfigError, match="none of the 60 probes"):
         search_templates(gallery, people, probes, probe_people + 200)
 
@@ -124,14 +129,7 @@ def test_video_pairs_are_read_with_and_without_further_columns(tmp_path: Path) -
         path.write_text(f"split number, first name, second name, is same\n{lines}")
         pairs = read_video_pairs(path)
         assert pairs.videos.tolist() == [["A/0", "A/1"], ["A/0", "B/0"]]
-        assert pairs.same.tolist() == [True, False]
-        assert pairs.folds.tolist() == [1, 2]
-    for broken in ("x, y\n", "1, A/0, A/1, 2\n", "1, A/0, 1\n", "1, A/0, A/1, 1\n"):
-        path.write_text(f"one line\n{broken}")
-        with pytest.raises(ConfigError, match=r"splits\.txt (is not a list of pairs|needs pairs)"):
-            read_video_pairs(path)
-    with pytest.raises(ConfigError, match="does not exist"):
-        read_video_pairs(tmp_path / "nowhere.txt")
+        assert (pairs.same.tolist(), pairs.folds.tolist()) == ([True, False], [1, 2])
 
 
 def test_a_refined_list_excludes_photos(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

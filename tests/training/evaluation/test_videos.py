@@ -20,7 +20,7 @@ from training.cli.commands import app
 from training.config import ConfigError
 from training.data.identities import read_rgb
 from training.evaluation.lfw import verify_similarities
-from training.evaluation.trillion_pairs import read_faces
+from training.evaluation.protocols import trillion_pairs
 from training.evaluation.videos import VideoEmbedder, evaluate_iqiyi, evaluate_ytf, read_iqiyi
 
 Evaluate = Callable[..., str]
@@ -135,7 +135,7 @@ def test_missing_parts_of_youtube_faces_are_named(tmp_path: Path, videos: VideoE
     (tmp_path / "splits.txt").write_text("header\n1, A/0, A/1, 1\n1, A/0, B/0, 0\n")
     with pytest.raises(ConfigError, match="neither aligned_images_DB nor frame_images_DB"):
         evaluate_ytf(videos, tmp_path)
-    (tmp_path / "aligned_images_DB" / "A" / "0").mkdir(parents=True)
+    (tmp_path / "aligned_images_DB").mkdir()
     with pytest.raises(ConfigError, match=r"lacks 3 videos that splits\.txt names, first A/0"):
         evaluate_ytf(videos, tmp_path)
 
@@ -232,9 +232,8 @@ def test_trillion_pairs_by_the_command(
 ) -> None:
     root = tmp_path / "trillion"
     (root / "testdata").mkdir(parents=True)
-    files = [file for photos in people for file in photos]
     lines, vectors = [], []
-    for i, file in enumerate(files):
+    for i, file in enumerate(file for photos in people for file in photos):
         photo = read_rgb(file)
         points = detector.detect([photo])[0]
         landmarks = points.landmarks_xy[points.largest()].round(3)
@@ -246,44 +245,36 @@ def test_trillion_pairs_by_the_command(
     (root / "testdata_lmk.txt").write_text("".join(f"{path} {points}\n" for path, points in lines))
     with pytest.raises(ConfigError, match="has no labels, which DeepGlint keeps: write the embeddings with --features"):
         evaluate("--trillion-pairs", "trillion")
-    assert "Trillion-Pairs embeddings │ out/features.bin" in evaluate(
-        "--trillion-pairs", "trillion", "--features", "out/features.bin"
-    )
+    printed = evaluate("--trillion-pairs", "trillion", "--features", "out/features.bin")
+    assert "Trillion-Pairs embeddings │ out/features.bin" in printed
     written = (tmp_path / "out" / "features.bin").read_bytes()
     rows, columns, stride, kind = struct.unpack("<4i", written[:16])
     assert (rows, columns, stride, kind) == (24, recognizer.dimension, 4 * recognizer.dimension, 5)
     assert np.frombuffer(written[16:], "<f4").reshape(rows, columns) == pytest.approx(np.stack(vectors), abs=1e-5)
 
     # With labels: four people, and the photos of two others as distractors.
-    labels = [i // 4 if i < 16 else -1 for i in range(24)]
+    labels = np.array([i // 4 if i < 16 else -1 for i in range(24)])
     (root / "testdata_lmk.txt").write_text(
         "".join(f"{path} {label} {points}\n" for (path, points), label in zip(lines, labels, strict=True))
     )
-    printed = evaluate("--trillion-pairs", "trillion")
-    unit = np.stack(vectors).astype(np.float64)
-    nearest = [max(float(unit[i] @ other) for other in unit[16:]) for i in range(16)]
-    pairs = [(i, k) for i in range(16) for k in range(16) if i != k and labels[i] == labels[k]]
-    share = np.mean([unit[i] @ unit[k] > max(nearest) for i, k in pairs])  # a thousandth of 16 probes is none
-    assert f"Trillion-Pairs identification at FPR 1e-3 │ {share:.2%}" in printed
-    assert f"Trillion-Pairs verification at FPR 1e-9 │ {share:.2%}" in printed
+    printed, unit = evaluate("--trillion-pairs", "trillion"), np.stack(vectors).astype(np.float64)
+    expected = trillion_pairs(unit[:16], labels[:16], unit[16:])
+    assert f"Trillion-Pairs identification at FPR 1e-3 │ {expected.identification:.2%}" in printed
+    assert f"Trillion-Pairs verification at FPR 1e-9 │ {expected.verification:.2%}" in printed
 
 
 def test_malformed_lists_of_trillion_pairs_are_named(tmp_path: Path, evaluate: Evaluate) -> None:
     path, points = tmp_path / "testdata_lmk.txt", " ".join(f"{value:g}" for value in TEMPLATE_XY.ravel())
     for text, problem in (
+        (None, "does not exist"),
         ("a.jpg 1 2\n", "line 1: each line needs a path"),
         (f"a.jpg {points}\na.jpg 1 {points}\n", "line 2: each line needs a path"),
         (f"a.jpg x {points}\n", "line 1: invalid literal"),
         ("", "lists no photo"),
         ("a.jpg" + " nan" * 10, "not finite"),
+        (f"a.jpg 1 {points}\n", r"1 photos of .* are missing, first .*a\.jpg"),
     ):
-        path.write_text(text)
+        if text is not None:
+            path.write_text(text)
         with pytest.raises(ConfigError, match=problem):
-            read_faces(path)
-    with pytest.raises(ConfigError, match="does not exist"):
-        read_faces(tmp_path / "nowhere.txt")
-    path.write_text(f"a.jpg 1 {points}\n")
-    with pytest.raises(ConfigError, match=r"1 photos of .* are missing, first .*a\.jpg"):
-        evaluate("--trillion-pairs", tmp_path)
-    with pytest.raises(ConfigError, match="--features would need --trillion-pairs"):
-        evaluate("--people", tmp_path, "--features", "x.bin")
+            evaluate("--trillion-pairs", tmp_path)

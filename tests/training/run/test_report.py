@@ -50,7 +50,7 @@ def test_a_report_has_every_figure_and_one_picture(lfw: LfwResult, tmp_path: Pat
     assert view2 is not None
     low, high = view2.intervals["eer"]
     printed = dict(lfw_figures(lfw))
-    assert printed["LFW View 2 EER"] == f"{view2.eer:.2%} ({low:.2%} to {high:.2%})"
+    assert printed["LFW View 2 EER"] == f"{view2.eer:.2%} (95 %: {low:.2%} to {high:.2%})"
     assert len([name for name in printed if "FNIR at FPIR" in name]) == 4
 
 
