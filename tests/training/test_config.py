@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from training.config import (
-    AugmentConfig,
-    BackboneConfig,
-    ConfigError,
-    DataConfig,
-    DistillConfig,
-    HeadConfig,
-    LoopConfig,
-    RunConfig,
-    TermConfig,
-    read_settings,
-)
+from training.config import ConfigError, DataConfig, HeadConfig, LoopConfig, RunConfig, TermConfig, read_settings
 from training.losses import build_head, build_term
 from training.optimization.loop import learning_rate
 from training.recipes import PUBLISHED_LOSSES, RECIPES, compared, shipped_sets
+
+ARCFACE = HeadConfig("arcface", {"scale": 64.0, "margin": 0.5})
+COSFACE = HeadConfig("cosface", {"scale": 64.0, "margin": 0.4})
 
 
 @pytest.fixture
@@ -30,29 +22,18 @@ def config(tmp_path: Path) -> RunConfig:
     return RunConfig("a", tmp_path / "out", DataConfig(tmp_path), head=HeadConfig("arcface", {"margin": 0.3}))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: LoopConfig(milestones=(0.5, 1.0)),
-        lambda: BackboneConfig(dropout=0.4),
-        lambda: AugmentConfig(rotation_deg=90),
-        lambda: TermConfig("intra", -1.0),
-        lambda: DistillConfig(Path("/no/such/teacher")),
-        lambda: DataConfig(Path("/no/such/folder")),
-        lambda: DataConfig(Path("/"), held_out_people=0.6),
-    ],
-)
-def test_invalid_settings_are_named(make: Callable[[], object]) -> None:
-    with pytest.raises(ConfigError, match=r"(loop|data|backbone|augment|terms?|distill)\."):
-        make()
-
-
 def test_a_run_is_written_and_read_back(config: RunConfig) -> None:
-    assert RunConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+    document = json.loads(json.dumps(config.as_dict()))
+    assert RunConfig.from_dict(document) == config
     for recipe in RECIPES.values():
         made = recipe(config.data.root, config.output, config.data.root)
         assert made.distill.teacher == config.data.root
         assert RunConfig.from_dict(made.as_dict()) == made
+    document["loop"]["epoch"] = 3
+    with pytest.raises(ConfigError, match=r"loop\.epoch"):
+        RunConfig.from_dict(document)
+    with pytest.raises(ConfigError, match=r"loop\.epochs"):  # also where it is made
+        LoopConfig(epochs=0)
 
 
 def test_settings_are_overridden_by_text(config: RunConfig) -> None:
@@ -90,50 +71,39 @@ def test_settings_are_overridden_by_text(config: RunConfig) -> None:
         ("loop.epoch", "3", r"unknown setting 'loop.epoch'. Did you mean loop.epochs\?"),
         ("loop.epochs", "many", "loop.epochs"),
         ("loop.batch_size", "1", "loop.batch_size: Input should be greater than or equal to 2, not 1"),
+        ("loop.milestones", "[0.5, 1.0]", "loop.milestones"),
         ("loops.epochs", "1", r"Did you mean loop\.epochs\?"),
         ("backbone.widths", "[8]", "backbone.widths"),
-        ("data.root", "/no/such", "does not exist"),
+        ("backbone.dropout", "0.4", "backbone.dropout: thin_iresnet has no dropout"),
+        ("augment.rotation_deg", "90", "augment.rotation_deg"),
+        ("terms.intra", "-1", "terms.0.weight"),
+        ("distill.teacher", "/no/such/teacher", "distill.teacher /no/such/teacher does not exist"),
+        ("data.root", "/no/such", "data.root /no/such does not exist"),
+        ("data.held_out_people", "0.6", "data.held_out_people"),
         ("validation", "/no/such.bin", "validation.0: Path does not point to a file, not /no/such.bin"),
         ("data.images_per_person", "3", "multiple of 3"),
     ],
 )
-def test_unknown_settings_are_rejected(config: RunConfig, key: str, text: str, message: str) -> None:
+def test_unknown_and_invalid_settings_are_named(config: RunConfig, key: str, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config.overridden({key: text})
 
 
-def test_unknown_keys_in_config_json_are_rejected(config: RunConfig) -> None:
-    document = config.as_dict()
-    document["loop"]["epoch"] = 3
-    with pytest.raises(ConfigError, match=r"loop\.epoch"):
-        RunConfig.from_dict(document)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (
-            "mine.json",
-            '{"loop": {"epochs": 3, "learning_rate": 0.001}, "head.name": "arcface", "terms": {"intra": 0.5}}',
-        ),
-        ("mine.yaml", "# mine\nloop:\n  epochs: 3\n  learning_rate: 1e-3\nhead.name: arcface\nterms: {intra: 0.5}\n"),
-    ],
-)
-def test_a_file_has_the_settings_of_the_command_line(config: RunConfig, tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-    made = config.overridden(read_settings(tmp_path / name))
+def test_a_file_has_the_settings_of_the_command_line(config: RunConfig, tmp_path: Path) -> None:
+    path, sets = tmp_path / "mine.json", tmp_path / "a.bin"
+    sets.write_bytes(b"")
+    path.write_text('{"loop": {"epochs": 3, "learning_rate": 1e-3}, "head.name": "arcface", "terms": {"intra": 0.5}}')
+    made = config.overridden(read_settings(path))
     assert (made.loop.epochs, made.loop.learning_rate, made.head.name) == (3, 0.001, "arcface")
-    assert made.terms == (TermConfig("intra", 0.5),)
-
-
-def test_a_file_of_unknown_settings_is_refused(config: RunConfig, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
+    path.write_text(
+        "# mine\nloop:\n  epochs: 3\n  learning_rate: 1e-3\nhead.name: arcface\nterms: {intra: 0.5}\n"
+        f"validation: [{sets}]\ndata: {{max_identities: null}}\n"
+    )
+    assert config.overridden(read_settings(path)) == replace(made, validation=(sets,))
     path.write_text("loop: {epoch: 3}")
     with pytest.raises(ConfigError, match=r"unknown setting 'loop.epoch'. Did you mean loop.epochs\?"):
         config.overridden(read_settings(path))
-    (tmp_path / "a.bin").write_bytes(b"")
-    path.write_text(f"validation: [{tmp_path / 'a.bin'}]\ndata: {{max_identities: null}}\nhead: {{name: cosface}}")
-    assert config.overridden(read_settings(path)).validation == (tmp_path / "a.bin",)
     for text in ("loop: [", "- 1", ""):
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"mine\.yaml"):
@@ -143,18 +113,10 @@ def test_a_file_of_unknown_settings_is_refused(config: RunConfig, tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "head", "published"),
     [
-        ("ms1mv3-r50", HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}), ("iresnet50", 1024, 5e-4, 1.0, 0.0, 0.1)),
-        (
-            "ms1mv3-r100",
-            HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
-            ("iresnet100", 1024, 5e-4, 1.0, 0.0, 0.1),
-        ),
-        ("glint360k", HeadConfig("cosface", {"scale": 64.0, "margin": 0.4}), ("iresnet100", 1024, 1e-4, 1.0, 0.0, 0.1)),
-        (
-            "webface42m",
-            HeadConfig("cosface", {"scale": 64.0, "margin": 0.4}),
-            ("iresnet100", 4096, 5e-4, 0.2, 0.05, 0.3),
-        ),
+        ("ms1mv3-r50", ARCFACE, ("iresnet50", 1024, 5e-4, 1.0, 0.0, 0.1)),
+        ("ms1mv3-r100", ARCFACE, ("iresnet100", 1024, 5e-4, 1.0, 0.0, 0.1)),
+        ("glint360k", COSFACE, ("iresnet100", 1024, 1e-4, 1.0, 0.0, 0.1)),
+        ("webface42m", COSFACE, ("iresnet100", 4096, 5e-4, 0.2, 0.05, 0.3)),
     ],
 )
 def test_published_recipes_have_the_published_schedule(
@@ -162,15 +124,8 @@ def test_published_recipes_have_the_published_schedule(
 ) -> None:
     made = RECIPES[name](tmp_path, tmp_path / "run", None)
     loop, (*_, warmup, rate) = made.loop, published
-    found = (
-        made.backbone.name,
-        loop.batch_size,
-        loop.weight_decay,
-        loop.class_sampling,
-        loop.warmup,
-        loop.learning_rate,
-    )
-    assert (made.head, found, loop.epochs, made.backbone.embedding_dim) == (head, published, 20, 512)
+    found = (made.backbone.name, loop.batch_size, loop.weight_decay, loop.class_sampling, loop.warmup)
+    assert (made.head, found, loop.epochs, made.backbone.embedding_dim) == (head, published[:-1], 20, 512)
     # The rate falls linearly to 0 after the warm-up.
     rates = [learning_rate(step, 1000, loop) for step in (999, 525, round(1000 * warmup))]
     assert rates == pytest.approx([rate * 1 / (1000 - 1000 * warmup), rate * 475 / (1000 - 1000 * warmup), rate])

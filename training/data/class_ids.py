@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final
@@ -24,7 +23,7 @@ def identify_classes(
     """Return (C,) hashes that identify the classes. Raises ConfigError: an image cannot be read.
 
     Args:
-        names: (C,) name of each class.
+        names: (C,) name of each class, printable and in NFC: file systems differ in the form of accents.
         labels: (n,) class of each image.
         read_encoded: function from an image to its encoded bytes, for sets whose names are numbers that depend on the
             other people; the first image of evenly spaced classes is then part of the hash.
@@ -38,6 +37,5 @@ def identify_classes(
 
 
 def _hash(name: str, image: bytes) -> int:
-    # File systems differ in the form of accents, and a name may contain bytes that are not UTF-8.
-    encoded = unicodedata.normalize("NFC", name).encode("utf-8", "surrogatepass") + b"\0" + image
-    return int.from_bytes(blake2b(encoded, digest_size=8).digest(), "little", signed=True)
+    digest = blake2b(name.encode() + b"\0" + image, digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

@@ -6,8 +6,8 @@ import csv
 import logging
 import math
 import unicodedata
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,7 +75,6 @@ class IdentityList:
         labels: (n,) class 0..C-1, in the order of ``names``.
         dropped: number of people with fewer than ``min_images``.
         files: the files of a folder, with those that are not used; None for another source.
-        clashes: names with different bytes that show one name, escaped to ASCII, in groups; see `list_identities`.
     """
 
     source: ImageSource
@@ -84,7 +83,6 @@ class IdentityList:
     names: tuple[str, ...]
     dropped: int
     files: FolderPhotos | None = None
-    clashes: tuple[tuple[str, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -199,17 +197,15 @@ class IdentitySet:
         return replace(self, labels=labels.astype(np.int64), names=names, class_ids=self.class_ids[kept])
 
 
-def list_identities(config: DataConfig, keep_clashes: bool = False) -> IdentityList:
+def list_identities(config: DataConfig) -> IdentityList:
     """List the images of a manifest, folder, record file or shards, without people who have too few images.
 
-    A name may be in any Unicode form, but not in two: those may be one person or two. With ``keep_clashes`` they are
-    listed as two, with escaped names. Raises ConfigError on such names, no usable images, a missing manifest column,
-    or a damaged file.
+    A name may be in any Unicode form, but not in two: those may be one person or two. Raises ConfigError on such names,
+    no usable images, a missing manifest column, or a damaged file.
     """
     source: ImageSource
     people: NDArray[np.str_] | NDArray[np.int64]
     files: FolderPhotos | None = None
-    clashes: tuple[tuple[str, ...], ...] = ()
     records = config.root.suffix == ".rec"
     if records or find_shards(config.root):
         source = FaceRecords(config.root) if records else TarShards(config.root)
@@ -225,13 +221,11 @@ def list_identities(config: DataConfig, keep_clashes: bool = False) -> IdentityL
         if config.exclude is not None and len(pairs) == len(found):
             log.warning("%s names no photo of %s: nothing is left out", config.exclude, config.root)
         source = PhotoFiles(tuple(file for file, _ in pairs))
-        shown, clashes = _show_names(name for _, name in pairs)
+        shown = _show_names(config.root, (name for _, name in pairs))
         people = np.array([shown[name] for _, name in pairs], np.str_)
     names, owners, counts = np.unique(people, return_inverse=True, return_counts=True)
     enough = np.flatnonzero(counts >= config.min_images)
     chosen = enough[: config.max_identities]
-    if clashes and (len(chosen) < 2 or not keep_clashes):
-        raise ConfigError(f"{config.root}: {describe_clashes(clashes)}")
     if len(chosen) < 2:
         images = "an image" if config.min_images == 1 else f"{config.min_images} images or more"
         raise ConfigError(f"{config.root}: fewer than two people have {images}")
@@ -245,30 +239,21 @@ def list_identities(config: DataConfig, keep_clashes: bool = False) -> IdentityL
         tuple(map(str, names[chosen].tolist())),
         len(names) - len(enough),
         files,
-        clashes,
     )
 
 
-def describe_clashes(clashes: Sequence[Sequence[str]]) -> str:
-    """Return a sentence with a remedy that names the first of some names written in several ways."""
-    return (
-        f"{len(clashes)} names of people are written in several ways that look the same, first "
-        f"{' = '.join(clashes[0])} (escaped): rename one if they are two people, or give both one spelling if they "
-        "are one"
-    )
-
-
-def _show_names(names: Iterable[str]) -> tuple[dict[str, str], tuple[tuple[str, ...], ...]]:
-    """Return each name in printable NFC, and the groups of names that would become equal, which are escaped."""
-    written: dict[str, list[str]] = defaultdict(list)
+def _show_names(root: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return each name in printable NFC. Raises ConfigError if two become equal."""
+    written: dict[str, str] = {}
     for name in dict.fromkeys(names):
-        written[unicodedata.normalize("NFC", printable_path(name))].append(name)  # macOS writes decomposed names
-    shown = {name: one if len(group) == 1 else _escape(name) for one, group in written.items() for name in group}
-    return shown, tuple(tuple(map(_escape, sorted(group))) for group in written.values() if len(group) > 1)
-
-
-def _escape(name: str) -> str:
-    return name.encode("unicode_escape").decode("ascii")
+        shown = unicodedata.normalize("NFC", printable_path(name))  # macOS writes decomposed names
+        if (other := written.setdefault(shown, name)) != name:
+            one, two = (text.encode("unicode_escape").decode("ascii") for text in sorted((other, name)))
+            raise ConfigError(
+                f"{root}: a name is written in two ways that look the same, {one} = {two} (escaped): rename one if "
+                "they are two people, or give both one spelling if they are one"
+            )
+    return {name: shown for shown, name in written.items()}
 
 
 def read_excluded(root: Path, listing: Path | None) -> frozenset[Path | str]:

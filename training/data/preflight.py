@@ -12,7 +12,7 @@ import numpy as np
 
 from models.vision.alignment import CROP_SIZE_PX
 from training.config import ConfigError, DataConfig
-from training.data.identities import IdentityList, decode_rgb, describe_clashes, list_identities, map_in_threads
+from training.data.identities import IdentityList, decode_rgb, list_identities, map_in_threads
 from training.data.recordio import FaceRecords
 from training.data.subsampling import evenly_spaced_rows
 from training.progress import track
@@ -47,8 +47,6 @@ class Preflight:
     crop_px: int = CROP_SIZE_PX
     hidden: int = 0
     """Hidden files and folders, and those that operating systems create."""
-    clashes: tuple[tuple[str, ...], ...] = ()
-    """Groups of names that look the same, escaped; training refuses them. Each counts as a person here."""
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -64,7 +62,6 @@ class Preflight:
             ("Images of the wrong size", f"{len(self.wrong_size):,}"),
             ("Groups of equal images, one person", f"{len(self.duplicates_within):,}"),
             ("Groups of equal images, several people", f"{len(self.duplicates_across):,}"),
-            ("Names written in several ways", f"{len(self.clashes):,}"),
             ("Files that are not used", f"{len(self.ignored):,}"),
             ("Hidden files and folders", f"{self.hidden:,}"),
         ]
@@ -75,8 +72,6 @@ class Preflight:
         return tuple(self._warnings())
 
     def _warnings(self) -> Iterator[str]:
-        if self.clashes:
-            yield f"training refuses the set: {describe_clashes(self.clashes)}"
         if self.unreadable:
             yield f"{len(self.unreadable)} images cannot be read{_first(self.unreadable, ': ')}"
         if self.wrong_size:
@@ -127,7 +122,7 @@ class _ImageCheck:
 def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
     """Read every image of a set, or ``sample`` evenly spaced ones, and report all problems. Raises ConfigError if the
     set cannot be listed (see `list_identities`)."""
-    listed = list_identities(config, keep_clashes=True)
+    listed = list_identities(config)
     rows = evenly_spaced_rows(len(listed), len(listed) if sample is None else sample)
     checks = list(track(map_in_threads(lambda i: _check_image(listed, i), rows), "inspect", "photos", len(rows)))
     read = [(i, check) for i, check in zip(rows, checks, strict=True) if check.size_px]
@@ -150,7 +145,6 @@ def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
         ignored=() if listed.files is None else listed.files.ignored,
         crop_px=config.crop_px,
         hidden=0 if listed.files is None else listed.files.hidden,
-        clashes=listed.clashes,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -128,11 +127,3 @@ def test_an_invalid_index_is_rejected(path: Path, text: str | None, message: str
         path.with_suffix(".idx").write_text(text)
     with pytest.raises(ConfigError, match=message):
         RecordFile(path).read(0)
-
-
-def test_concurrent_reads_are_correct(path: Path, rng: np.random.Generator) -> None:
-    records = [rng.bytes(int(n)) for n in rng.integers(1, 5000, 200)]
-    write_records(path, enumerate(records))
-    file = RecordFile(path)
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(file.read, [*range(200)] * 5)) == records * 5

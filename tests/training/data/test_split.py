@@ -88,7 +88,9 @@ def test_further_photos_leave_the_split(tmp_path: Path) -> None:
     assert members(after.train) - new == members(before.train)
 
 
-def test_zero_holds_out_nothing(tmp_path: Path) -> None:
+def test_zero_holds_out_nothing_and_large_sets_a_limited_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = write_photos(tmp_path / "photos")
     found = split(root, tmp_path / "cache", 0, 0)
     assert (found.people, found.photos) == (None, None)
@@ -96,6 +98,12 @@ def test_zero_holds_out_nothing(tmp_path: Path) -> None:
     only_people = split(root, tmp_path / "cache", 0.2, 0)
     assert only_people.photos is None
     assert len(only_people.train) == (PEOPLE - 4) * PHOTOS
+    monkeypatch.setattr(split_module, "MAX_PEOPLE", 3)
+    monkeypatch.setattr(split_module, "MAX_PHOTOS", 20)
+    found = split(root, tmp_path / "cache", 0.5, 0.5)
+    assert found.people is not None
+    assert len(found.people) == 3 * PHOTOS
+    assert len(found.train) > 65
 
 
 @pytest.mark.parametrize(("count", "photos"), [(2, 2), (3, 1), (5, 2), (6, 4), (20, 1)])
@@ -106,12 +114,3 @@ def test_small_sets_are_trained_on_whole(tmp_path: Path, count: int, photos: int
     assert found.people is None
     assert found.train.num_classes == count
     assert np.bincount(found.train.labels).min() >= min(2, photos)
-
-
-def test_large_sets_hold_out_a_limited_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_module, "MAX_PEOPLE", 3)
-    monkeypatch.setattr(split_module, "MAX_PHOTOS", 20)
-    found = split(write_photos(tmp_path / "photos"), tmp_path / "cache", 0.5, 0.5)
-    assert found.people is not None
-    assert len(found.people) == 3 * PHOTOS
-    assert len(found.train) > 65
