@@ -31,8 +31,8 @@ from tests.training.runs import TINY, as_set, tiny_run, with_mirror, write_peopl
 from training.config import AugmentConfig, ConfigError, DataConfig, RunConfig
 from training.data.augment import augment, draw_uniforms
 from training.data.identities import load_identities
-from training.evaluation.embedding import Embedder, load_embedder, teacher_embeddings, torch_embedder
-from training.export.packing import calibrate_pack, export_run
+from training.evaluation.embedding import load_embedder, teacher_embeddings, torch_embedder
+from training.export.packing import export_run
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import load_run
 from training.run.people import measure_folder, own_photos
@@ -123,10 +123,6 @@ def test_aligned_crops_of_the_size_are_measured_as_they_are(
     assert measured.data.crops_NHWC.shape[1:] == (SIDE, SIDE, 3)
     with pytest.raises(ConfigError, match="is 144x144, not a 112x112 crop"):
         measure_folder(*load_embedder(pack.directory), detector, photos, tmp_path / "cache")
-    copy = Path(shutil.copytree(pack.directory, tmp_path / "copy"))
-    with pytest.raises(ConfigError, match="Not all images are 112x112 crops"):
-        calibrate_pack(copy, replace(photos, crop_px=112))
-    assert Embedder(pack).recognizer.alignment == STANDARD_ALIGNMENT
 
 
 def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -43,7 +41,8 @@ def export_recognizer(
     backbone = backbone.eval().cpu().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     with torch.no_grad():
         expected = backbone(crops_BCHW).numpy()
-    with _drafts(path) as (exact, stored):
+    with TemporaryDirectory(dir=path.parent) as drafts:
+        exact, stored = Path(drafts) / "exact.onnx", Path(drafts) / "stored.onnx"
         _export(backbone, crops_BCHW[:2], exact)
         worst = _check_cosine(expected, OnnxNetwork(exact).run(crops_BCHW.numpy())[0], MIN_COSINE_FP32, "fp32")
         finalize_onnx(exact, stored, metadata, fp16_weights=precision == "fp16")
@@ -51,13 +50,6 @@ def export_recognizer(
             worst = _check_cosine(expected, OnnxNetwork(stored).run(crops_BCHW.numpy())[0], MIN_COSINE_FP16, "fp16")
         stored.replace(path)
         return worst
-
-
-@contextmanager
-def _drafts(path: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield two paths beside a file for unchecked files, which are removed unless they are moved."""
-    with TemporaryDirectory(dir=path.parent) as folder:
-        yield Path(folder) / "exact.onnx", Path(folder) / "stored.onnx"
 
 
 def _export(model: nn.Module, example: Tensor, path: Path) -> None:

@@ -11,28 +11,25 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from torch import nn
 
 from models.checksums import sha256_of
 from models.errors import PackError
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.pack.writing import PackDraft, replace_calibration, update_manifest, write_pack
-from models.runtime.onnx_runtime import OnnxNetwork
-from models.vision.alignment import Alignment, align, standard_alignment
-from models.vision.detection import Detector
-from models.vision.specs import DetectionSpec, Normalization
+from models.vision.alignment import standard_alignment
+from models.vision.specs import Normalization
 from training.config import ConfigError, DataConfig, RunConfig
-from training.data.identities import list_identities, load_identities, read_rgb
+from training.data.identities import list_identities, load_identities
 from training.data.subsampling import evenly_spaced_rows, limit_per_label
-from training.evaluation.embedding import Crops, Embedder
+from training.evaluation.embedding import Embedder
 from training.evaluation.lfw import VIEW1, read_pairs
 from training.evaluation.pack_evaluation import embed_pack, evaluate_pack
 from training.export.calibrate import calibrate
 from training.export.model_card import update_model_card, write_model_card
 from training.export.onnx_export import ExportPrecision, export_recognizer
 from training.optimization.loop import to_tensor
-from training.optimization.run_folder import CHECKPOINT, load_checkpoint, load_run
+from training.optimization.run_folder import CHECKPOINT, load_checkpoint, load_run, read_run_config
 
 log = logging.getLogger(__name__)
 CACHED: Final = "which takes some minutes; evaluate and later packs use the same crops"
@@ -49,8 +46,14 @@ def export_run(run: Path, output: Path, precision: ExportPrecision) -> float:
         crops = np.random.default_rng(0).integers(0, 256, (PARITY_IMAGES, side, side, 3), np.uint8)
     else:
         crops = load_identities(config.data, config.output.parent / "cache").crops_NHWC
+    metadata = {
+        "kith.run": config.name,
+        "kith.input": f"RGB, {side}x{side}, (x - 127.5) / 127.5",
+        "kith.embedding": f"{config.backbone.embedding_dim}, not normalized",
+    }
     output.parent.mkdir(parents=True, exist_ok=True)
-    return _write_recognizer(config, backbone, crops[evenly_spaced_rows(len(crops), PARITY_IMAGES)], output, precision)
+    chosen = to_tensor(crops[evenly_spaced_rows(len(crops), PARITY_IMAGES)])
+    return export_recognizer(backbone, chosen, output, metadata, precision)
 
 
 def make_pack(
@@ -80,16 +83,9 @@ def make_pack(
     output.mkdir(parents=True, exist_ok=True)
     log.info("1 of 3: write the networks")
     detector_file, recognizer_file = output / "detector.onnx", output / "recognizer.onnx"
-    normalization = Normalization(127.5, 128.0)
-    detector_provenance = _write_detector(detector, detector_file, normalization)
-    config, backbone = load_run(run)
-    spec, alignment = (
-        DetectionSpec(detector_file, None, normalization, "scrfd"),
-        standard_alignment(config.data.crop_px),
-    )
-    crops = _lfw_crops(Detector(OnnxNetwork(spec.path), spec), data / "lfw", alignment)
-    # onnxruntime and the crops are on the CPU.
-    cosine = _write_recognizer(config, backbone.cpu(), crops, recognizer_file, precision)
+    detector_provenance = _write_detector(detector, detector_file)
+    cosine, config = export_run(run, recognizer_file, precision), read_run_config(run)
+    alignment = standard_alignment(config.data.crop_px)
     provenance = {
         "recognizer": {
             "run": config.shareable(),
@@ -164,20 +160,9 @@ def measure_pack(pack: ModelPack, data: Path) -> dict[str, Any]:
     }
 
 
-def _write_recognizer(
-    config: RunConfig, backbone: nn.Module, crops: Crops, output: Path, precision: ExportPrecision
-) -> float:
-    metadata = {
-        "kith.run": config.name,
-        "kith.input": f"RGB, {config.data.crop_px}x{config.data.crop_px}, (x - 127.5) / 127.5",
-        "kith.embedding": f"{config.backbone.embedding_dim}, not normalized",
-    }
-    return export_recognizer(backbone, to_tensor(crops), output, metadata, precision)
-
-
-def _write_detector(detector: ModelPack, output: Path, normalization: Normalization) -> dict[str, Any]:
+def _write_detector(detector: ModelPack, output: Path) -> dict[str, Any]:
     """Copy the detector of a pack. Return its provenance."""
-    if (detector.detection.head, detector.detection.normalization) != ("scrfd", normalization):
+    if (detector.detection.head, detector.detection.normalization) != ("scrfd", Normalization(127.5, 128.0)):
         raise ConfigError(f"the detector of {detector.model_id} has another architecture. Name a pack made by Kith")
     shutil.copyfile(detector.detection.path, output)
     return {"pack": detector.model_id, **detector.provenance.get("detector", {})}
@@ -200,18 +185,3 @@ def _calibration(pack: ModelPack, lfw: Path, cache: Path) -> dict[str, Any]:
     people = [embeddings.files[row].split("/")[0] for row in kept]
     evidence = calibrate(embeddings.vectors[kept], people, "LFW View 1, pairsDevTrain, central face of each photo")
     return {**evidence, "photos_without_face": len(rows) - len(kept), "recognizer": pack.recognition.fingerprint()}
-
-
-def _lfw_crops(detector: Detector, lfw: Path, alignment: Alignment) -> Crops:
-    files = sorted(set(read_pairs(lfw / "pairsDevTrain.txt").first))[:PARITY_IMAGES]
-    crops = []
-    for file in files:
-        image = read_rgb(lfw / "images" / file)
-        faces = detector.detect([image])[0]
-        if len(faces):
-            crops.append(align(image, faces.landmarks_xy[:1], alignment)[0])
-    if not crops:
-        raise ConfigError(
-            f"the detector finds no face in the first {len(files)} photos of {lfw}. Name another detector"
-        )
-    return np.stack(crops)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 import re
@@ -19,11 +18,11 @@ from models.errors import PackError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
-from models.vision.alignment import align
 from models.vision.detection import Detector
 from tests.conftest import ROOT, photo_array
 from training.cli.commands import app
-from training.config import ConfigError
+from training.config import ConfigError, DataConfig
+from training.data.identities import load_identities
 from training.export.calibrate import calibrate, find_distinct_photos
 
 PEOPLE = 80
@@ -100,45 +99,33 @@ def test_a_pack_without_calibration_gets_one(calibrated: tuple[ModelPack, str], 
     assert own.threshold_at_fmr(0.01).score == pytest.approx(others.threshold_at_fmr(0.01).score, abs=0.1)
 
 
-def test_an_unversioned_directory_stores_it_beside_its_networks(people: Path, reference: Path, tmp_path: Path) -> None:
-    directory = tmp_path / "byo"
+def test_aligned_crops_calibrate_a_directory_without_a_manifest(
+    calibrated: tuple[ModelPack, str], people: Path, reference: Path, detector: Detector, tmp_path: Path
+) -> None:
+    config = DataConfig(people, None, aligned=False, min_images=1)
+    faces = load_identities(config, tmp_path / "cache", detector)
+    crops, directory = tmp_path / "crops", tmp_path / "byo"
+    for i, label in enumerate(faces.labels.tolist()):
+        (crops / faces.names[label]).mkdir(exist_ok=True, parents=True)
+        cv2.imwrite(str(crops / faces.names[label] / f"{i}.png"), faces.crops_NHWC[i][..., ::-1])
     directory.mkdir()
     shutil.copy(BUNDLED_PACK / "detector.onnx", directory)
-    shutil.copy(reference / "recognizer.onnx", directory / "mine.onnx")
-    call("calibrate", directory, "--data", people, "--folder", "--max-photos-per-person", 2)
-    found = load_pack(directory).calibration
-    assert found is not None
-    assert found["recognizer"] == load_pack(directory).recognition.fingerprint()
-    assert sorted(file.name for file in directory.iterdir()) == ["calibration.json", "detector.onnx", "mine.onnx"]
-    # The evidence does not apply to another recognizer.
     shutil.copy(BUNDLED_PACK / "recognizer.onnx", directory / "mine.onnx")
-    with pytest.raises(PackError, match="another recognizer") as raised:
-        load_pack(directory).verify()
-    assert raised.value.field == "calibration"
-
-
-def test_aligned_crops_are_not_detected_again(
-    copy: Path, calibrated: tuple[ModelPack, str], people: Path, detector: Detector, tmp_path: Path
-) -> None:
-    crops = tmp_path / "crops"
-    crops.mkdir()
-    with (crops / "manifest.csv").open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(("file", "identity"))
-        for i, file in enumerate(sorted(people.glob("*/*.jpg"))):
-            photo = np.asarray(cv2.cvtColor(cv2.imread(str(file)), cv2.COLOR_BGR2RGB), np.uint8)  # type: ignore[arg-type]
-            (faces,) = detector.detect([photo])
-            (crop,) = align(photo, faces.landmarks_xy[faces.largest()][None])
-            cv2.imwrite(str(crops / f"{i}.png"), crop[..., ::-1])
-            writer.writerow((f"{i}.png", file.parent.name))
-    call("calibrate", copy, "--data", crops, "--aligned")
-    by_crops, by_photos = load_pack(copy).calibration, calibrated[0].calibration
+    call("calibrate", directory, "--data", crops, "--folder", "--aligned", "--max-photos-per-person", 3)
+    by_crops, by_photos = load_pack(directory).calibration, calibrated[0].calibration
     assert by_crops is not None
     assert by_photos is not None
     assert by_crops["impostor_pairs"] == by_photos["impostor_pairs"]
+    assert by_crops["recognizer"] == load_pack(directory).recognition.fingerprint()
     np.testing.assert_allclose(by_crops["largest_impostors"], by_photos["largest_impostors"], atol=1e-4)
+    assert sorted(file.name for file in directory.iterdir()) == ["calibration.json", "detector.onnx", "mine.onnx"]
     with pytest.raises(ConfigError, match="Not all images are 112x112 crops"):
-        call("calibrate", copy, "--data", people, "--folder", "--aligned")
+        call("calibrate", directory, "--data", people, "--folder", "--aligned")
+    # The evidence does not apply to another recognizer.
+    shutil.copy(reference / "recognizer.onnx", directory / "mine.onnx")
+    with pytest.raises(PackError, match="another recognizer") as raised:
+        load_pack(directory).verify()
+    assert raised.value.field == "calibration"
 
 
 def test_a_failure_leaves_the_pack_unchanged(copy: Path, people: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from models.runtime.onnx_runtime import OnnxNetwork
 from training.backbones import ThinIResNet, build_backbone
 from training.config import BackboneConfig, BackboneName
 from training.errors import ParityError
-from training.evaluation.lfw import read_pairs
 from training.export import onnx_export
 from training.export.onnx_export import export_recognizer
 from training.optimization.loop import to_tensor
@@ -59,12 +58,3 @@ def test_a_parity_error_leaves_no_file(
     with pytest.raises(ParityError, match="fp16"):
         export_recognizer(ThinIResNet(), crops, tmp_path / "r.onnx", {})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_lfw_lists_have_their_published_sizes(data: Path) -> None:
-    view2 = read_pairs(data / "lfw" / "pairs.txt")
-    assert (len(view2.same), int(view2.same.sum()), len(np.unique(view2.folds))) == (6000, 3000, 10)
-    for fold in range(10):
-        assert view2.same[view2.folds == fold].sum() == 300
-    assert len(read_pairs(data / "lfw" / "pairsDevTrain.txt").same) == 2200
-    assert len(read_pairs(data / "lfw" / "pairsDevTest.txt").same) == 1000
