@@ -66,9 +66,14 @@ def train_plain(config: RunConfig) -> Checkpoint:
 PLAIN = AugmentConfig(flip=0, move=0, low_resolution=0, gray=0, brightness=0, contrast=0, erase=0)
 
 
+def table(path: Path) -> list[dict[str, str]]:
+    """Read a CSV."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
 def losses(output: Path) -> list[tuple[str, str]]:
-    with (output / "losses.csv").open(newline="") as stream:
-        return [(row["step"], row["loss"]) for row in csv.DictReader(stream)]
+    return [(row["step"], row["loss"]) for row in table(output / "losses.csv")]
 
 
 def as_set(crops: NDArray[np.uint8]) -> IdentitySet:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.training.ranks import finish, start
-from tests.training.runs import SIDE, losses, train_plain, write_people
+from tests.training.runs import SIDE, losses, table, train_plain, write_people
 from training import distributed
 from training.data.identities import load_identities
 from training.data.split import split_identities
@@ -46,8 +45,7 @@ def test_ranks_validate_together(tmp_path: Path) -> None:
     settings = {**COMMON, "data.held_out_photos": "0.5", "loop.learning_rate": "0.05"}
     run = smoke(write_people(tmp_path / "people"), tmp_path / "two").overridden(settings)
     finish(start(2, train_recognizer, run))
-    with (tmp_path / "two" / "validation.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
+    rows = table(tmp_path / "two" / "validation.csv")
     config = read_run_config(tmp_path / "two")
     split = split_identities(load_identities(config.data, tmp_path / "cache"), config.data, config.loop.seed)
     _, network = load_run(tmp_path / "two")
@@ -61,8 +59,7 @@ def test_ranks_validate_together(tmp_path: Path) -> None:
 
 
 def values(output: Path) -> list[tuple[float, float]]:
-    with (output / "losses.csv").open(newline="") as stream:
-        return [(float(row["loss"]), float(row["scale"])) for row in csv.DictReader(stream)]
+    return [(float(row["loss"]), float(row["scale"])) for row in table(output / "losses.csv")]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 import sys
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training.mxnet_files import write_bin
-from tests.training.runs import BATCH, PEOPLE, PLAIN, SIDE, STEPS_PER_EPOCH, TINY, losses, tiny_run, write_people
+from tests.training.runs import BATCH, PEOPLE, PLAIN, SIDE, STEPS_PER_EPOCH, TINY, losses, table, tiny_run, write_people
 from training.backbones import build_backbone
 from training.config import ConfigError, HeadConfig, LoopConfig, RunConfig, TermConfig
 from training.data.augment import draw_uniforms
@@ -64,8 +63,7 @@ def same_networks(a: Checkpoint, b: Checkpoint) -> bool:
 
 
 def rows(output: Path) -> list[dict[str, float]]:
-    with (output / "losses.csv").open(newline="") as stream:
-        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(stream)]
+    return [{name: float(value) for name, value in row.items()} for row in table(output / "losses.csv")]
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -258,14 +256,12 @@ def test_a_run_writes_logs_plots_and_checkpoint(folder: Path, tmp_path: Path) ->
         *("step", "loss", "learning_rate", "scale", "target_angle_deg", "other_angle_deg", "accuracy"),
         *("embedding_norm", "embedding_spread", "gradient_backbone", "gradient_head", "clip_backbone", "clip_head"),
     }
-    with (run / "validation.csv").open(newline="") as stream:
-        figures = list(csv.DictReader(stream))
+    figures = table(run / "validation.csv")
     assert [int(row["step"]) for row in figures] == [STEPS_PER_EPOCH * e for e in (1, 2, 3, 4)]
     assert {row["measure"] for row in figures} == {"odd accuracy"}
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     assert {"loss", "scale", "learning_rate", "odd accuracy"} <= set(events.Tags()["scalars"])
-    with (run / "angles.csv").open(newline="") as stream:
-        counted = list(csv.DictReader(stream))
+    counted = table(run / "angles.csv")
     assert [int(row["step"]) for row in counted] == [1, 6, 12]
     for row in counted:
         own, others = (sum(int(v) for k, v in row.items() if k.startswith(kind)) for kind in ("target", "other"))
@@ -368,8 +364,8 @@ def test_steps_with_all_classes_copy_none(tmp_path: Path) -> None:
         step(head, optimizer, LABELS)
         assert not torch.equal(head.table_PD, before)
         in_optimizer = optimizer.param_groups[0]["params"][0]
-        for name, table in [*head.own_tables().items(), ("weight", head.head.weight), ("weight", in_optimizer)]:
-            tables.setdefault(name, set()).add(table.data_ptr())
+        for name, held in [*head.own_tables().items(), ("weight", head.head.weight), ("weight", in_optimizer)]:
+            tables.setdefault(name, set()).add(held.data_ptr())
     assert {name: len(places) for name, places in tables.items()} == {"weight": 1, "momentum_buffer": 1}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from models.vision.alignment import Alignment
 from models.vision.detection import Detector
 from tests.training.evaluation.cfp_files import write_cfp
 from tests.training.evaluation.test_benchmarks import write_lists
-from tests.training.runs import write_people
+from tests.training.runs import table, write_people
 from training.cli.commands import app
 from training.config import ConfigError, RunConfig
 from training.evaluation.embedding import load_embedder
@@ -64,11 +64,6 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     return begun
 
 
-def read(path: Path) -> Sequence[Mapping[str, str]]:
-    with path.open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
-
-
 def test_scales_are_compared_at_a_crop_size_with_several_seeds(
     tmp_path: Path, pack: ModelPack, trained: list[RunConfig]
 ) -> None:
@@ -79,10 +74,10 @@ def test_scales_are_compared_at_a_crop_size_with_several_seeds(
         return compare.compare(losses, data, output, pack.detection, 2, 6, seeds, TINY, grid)
 
     run(1)
-    rows = read(output / "comparison.csv")
+    rows = table(output / "comparison.csv")
     assert [row["loss"] for row in rows] == ["cosface-30-data.crop_px=48", "cosface-adaptive-data.crop_px=48"]
     for row in rows:
-        last = read(output / row["loss"] / "losses.csv")[2:]
+        last = table(output / row["loss"] / "losses.csv")[2:]
         embed, alignment = load_embedder(output / row["loss"])
         lfw = evaluate_lfw(embed, compare.load_lfw_crops(alignment=alignment), intervals=False)  # type: ignore[call-arg,attr-defined]
         view1, view2 = lfw.view1, lfw.view2
@@ -103,11 +98,11 @@ def test_scales_are_compared_at_a_crop_size_with_several_seeds(
         assert float(row["CFP-FP %"]) > 0
     assert [config.head.options.get("scale") for config in trained] == [30.0, None]
     # A finished run is not repeated: a second seed trains one more.
-    table = run(2, losses=["cosface-30"])
+    printed = run(2, losses=["cosface-30"])
     assert [(config.output.name[-7:], config.loop.seed) for config in trained[2:]] == [("-seed-8", 8)]
-    (row,) = read(output / "comparison.csv")
+    (row,) = table(output / "comparison.csv")
     assert all(" ± " in row[column] for column in compare.COLUMNS)
-    assert row["CFP-FP %"] in table
+    assert row["CFP-FP %"] in printed
     # Crops of 112 are another comparison, and these files are not such crops.
     with pytest.raises(ConfigError, match=r"is 48x48, not a 112x112 crop"):
         run(1, side=112)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 from tests.training.optimization.test_loop import InterruptedRunError, cut_at
-from tests.training.runs import tiny_run, write_people
+from tests.training.runs import table, tiny_run, write_people
 from training.cli.commands import app
 from training.config import RunConfig
 from training.evaluation import plots
@@ -40,14 +38,9 @@ def whole(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return train_recognizer(held_out_run(photos, tmp_path_factory.mktemp("runs") / "whole"))
 
 
-def rows(output: Path) -> list[Mapping[str, str]]:
-    with (output / "validation.csv").open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
 def test_a_run_is_measured_on_what_it_is_not_trained_on(whole: Checkpoint) -> None:
     assert whole.head.class_weights().shape[0] == 10  # type: ignore[union-attr]
-    found = rows(whole.path.parent)
+    found = table(whole.path.with_name("validation.csv"))
     for part in ("people", "photos"):
         assert {f"held-out {part} {name}" for name in ("TAR at FAR 0.01", "rank-1")} <= {r["measure"] for r in found}
     assert sorted({int(row["step"]) for row in found}) == [whole.step // 2, whole.step]
@@ -108,7 +101,7 @@ def test_a_report_shows_the_people_and_photos_held_out(
     app(["evaluate", str(whole.path.parent), "--report", str(report)], standalone_mode=False)
     printed = " ".join(capsys.readouterr().out.split())
     found = {one["title"]: one["rates"] for one in json.loads(report.read_text())["people"]}
-    last = [row for row in rows(whole.path.parent) if row["low"]]
+    last = [row for row in table(whole.path.with_name("validation.csv")) if row["low"]]
     assert len(last) > 3
     for row in last:
         title = "held-out people" if row["measure"].startswith("held-out people") else "held-out photos"
