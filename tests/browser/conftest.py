@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,17 +100,20 @@ def visit(browser: Browser, document: dict[str, Any]) -> Iterator[Opener]:
     assert sorted(line for line in read if not documented(document, *line.split(" "))) == []
 
 
-@pytest.fixture
-def own_service(tmp_path: Path) -> Iterator[str]:
-    """Start an empty service for a test that changes it as a whole; return its address."""
-    with embedded(load_settings(data_dir=tmp_path / "kith", log_level="ERROR")) as url:
-        yield url
+@contextmanager
+def started(folder: Path, **settings: Any) -> Iterator[tuple[str, Kith]]:
+    """Start an empty service; yield its address and a client."""
+    with (
+        embedded(load_settings(data_dir=folder, log_level="ERROR", **settings)) as url,
+        Kith(url, settings.get("api_key")) as kith,
+    ):
+        yield url, kith
 
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the service that the tests of a worker share."""
-    with embedded(load_settings(data_dir=tmp_path_factory.mktemp("shared"), log_level="ERROR")) as url:
+    with started(tmp_path_factory.mktemp("shared")) as (url, _):
         yield url
 
 
@@ -131,10 +135,7 @@ def service(shared: str, kith: Kith) -> str:
 @pytest.fixture(scope="session")
 def populated(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Path]) -> Iterator[str]:
     """Service with two galleries: `family` of three subjects, one person enrolled twice, and `empty`. Read-only."""
-    with (
-        embedded(load_settings(data_dir=tmp_path_factory.mktemp("populated"), log_level="ERROR")) as url,
-        Kith(url) as kith,
-    ):
+    with started(tmp_path_factory.mktemp("populated")) as (url, kith):
         kith.create_gallery("empty")
         populate(kith, "family", photos)
         yield url
@@ -143,8 +144,7 @@ def populated(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Path])
 @pytest.fixture(scope="session")
 def locked(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Path]) -> Iterator[str]:
     """Service that requires a key, with the galleries `staff`, which is empty, and `family` of three subjects."""
-    settings = load_settings(data_dir=tmp_path_factory.mktemp("locked"), api_key=KEY, log_level="ERROR")
-    with embedded(settings) as url, Kith(url, KEY) as kith:
+    with started(tmp_path_factory.mktemp("locked"), api_key=KEY) as (url, kith):
         kith.create_gallery("staff")
         populate(kith, "family", photos)
         yield url

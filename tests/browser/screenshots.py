@@ -106,8 +106,8 @@ def take(browser: Browser, url: str, name: str, folder: Path) -> None:
         page.goto(f"{url}/console")
         page.evaluate("localStorage.setItem('kith-gallery', 'crew')")
         go(page, place)
-        for photos in inputs:
-            page.locator("input[type=file]").first.set_input_files([folder / f"{photo}.jpg" for photo in photos])
+        for number, photos in reversed(list(enumerate(inputs))):  # an input goes when it has its photos
+            page.locator("input[type=file]").nth(number).set_input_files([folder / f"{photo}.jpg" for photo in photos])
         act(page)
         expect(page.locator(shown).first).to_be_visible()
         expect(page.locator(".waiting, .spinner")).to_have_count(0)
@@ -146,7 +146,7 @@ SCENES: Final[dict[str, Scene]] = {
     "phone": IDENTIFIED,
     "enroll": ("/enroll?gallery=crew", [["biden", "biden again"]], "main", enroll),
     "compare": ("/compare", COLLINS, "section.verdict h2", lambda page: page.mouse.wheel(0, 1000)),
-    "galleries": ("/galleries", [], ".gallery-card", look),
+    "galleries": ("/galleries", [], ".gallery-card img.thumb", look),
     "gallery": ("/galleries/guests", [], "tbody img.thumb", look),
     "person": ("/galleries/guests/subjects/collins", [], "img.thumb", look),
     "album": ("/galleries/crew/albums", [], ".album-face img.thumb", open_album),

@@ -9,10 +9,8 @@ from pathlib import Path
 from playwright.sync_api import Page, Route, expect
 
 from kith import Kith
-from service.server import embedded
-from service.settings import load_settings
 from tests.browser.chromium import faults
-from tests.browser.conftest import KEY, Opener, choose, give_key, go, held_back
+from tests.browser.conftest import KEY, Opener, choose, give_key, go, held_back, started
 
 Photos = dict[str, Path]
 REFUSED = json.dumps({"code": "unauthorized", "title": "No key", "detail": "A key is needed.", "remedy": ""})
@@ -53,36 +51,36 @@ def test_a_key_is_asked_for_refused_taken_kept_remembered_and_forgotten(visit: O
     expect(other.get_by_role("dialog", name="Your key")).to_be_visible()
 
 
-def test_an_open_service_needs_no_key_until_the_first_whose_tab_goes_on(visit: Opener, own_service: str) -> None:
-    service = own_service
-    page = visit(service)
-    page.get_by_role("button", name="Your key").click()
-    dialog = page.get_by_role("dialog", name="Your key")
-    expect(dialog).to_contain_text("needs none")
-    expect(dialog.get_by_role("textbox")).to_have_count(0)
-    dialog.get_by_role("link", name="Manage keys").click()
-    expect(dialog).to_have_count(0)
-    expect(page.get_by_role("heading", name="No keys yet")).to_be_visible()
-    page.get_by_role("button", name="Create a key").click()
-    page.get_by_label("Owner").fill("operator")
-    page.get_by_role("button", name="Create", exact=True).click()
-    token = page.get_by_role("textbox", name="Token").input_value()
-    assert token.startswith("kith_")
-    page.get_by_role("button", name="Done").click()
-    expect(page.get_by_role("heading", name="operator (yours)")).to_be_visible()
-    with Kith(service, api_key=token) as kith:
-        assert [one.name for one in kith.api_keys()] == ["operator"]
+def test_an_open_service_needs_no_key_until_the_first_whose_tab_goes_on(visit: Opener, tmp_path: Path) -> None:
+    with started(tmp_path / "kith") as (service, _):
+        page = visit(service)
+        page.get_by_role("button", name="Your key").click()
+        dialog = page.get_by_role("dialog", name="Your key")
+        expect(dialog).to_contain_text("needs none")
+        expect(dialog.get_by_role("textbox")).to_have_count(0)
+        dialog.get_by_role("link", name="Manage keys").click()
+        expect(dialog).to_have_count(0)
+        expect(page.get_by_role("heading", name="No keys yet")).to_be_visible()
+        page.get_by_role("button", name="Create a key").click()
+        page.get_by_label("Owner").fill("operator")
+        page.get_by_role("button", name="Create", exact=True).click()
+        token = page.get_by_role("textbox", name="Token").input_value()
+        assert token.startswith("kith_")
+        page.get_by_role("button", name="Done").click()
+        expect(page.get_by_role("heading", name="operator (yours)")).to_be_visible()
+        with Kith(service, api_key=token) as kith:
+            assert [one.name for one in kith.api_keys()] == ["operator"]
 
-    page.get_by_role("button", name="Create a key").click()
-    page.get_by_label("Owner").fill("door 3")
-    page.get_by_role("button", name="Create", exact=True).click()
-    page.get_by_role("button", name="Done").click()
-    page.get_by_role("listitem").filter(has_text="door 3").get_by_role("button", name="Revoke", exact=True).click()
-    page.get_by_role("dialog").get_by_role("button", name="Revoke", exact=True).click()
-    expect(page.get_by_role("heading", name="door 3")).to_have_count(0)
-    page.goto(f"{service}/console#/settings/audit")
-    revoked = page.get_by_role("row").filter(has_text="Key revoked")
-    expect(revoked.get_by_role("cell").nth(2)).to_have_text("operator")
+        page.get_by_role("button", name="Create a key").click()
+        page.get_by_label("Owner").fill("door 3")
+        page.get_by_role("button", name="Create", exact=True).click()
+        page.get_by_role("button", name="Done").click()
+        page.get_by_role("listitem").filter(has_text="door 3").get_by_role("button", name="Revoke", exact=True).click()
+        page.get_by_role("dialog").get_by_role("button", name="Revoke", exact=True).click()
+        expect(page.get_by_role("heading", name="door 3")).to_have_count(0)
+        page.goto(f"{service}/console#/settings/audit")
+        revoked = page.get_by_role("row").filter(has_text="Key revoked")
+        expect(revoked.get_by_role("cell").nth(2)).to_have_text("operator")
 
 
 # Unsaved work
@@ -185,7 +183,7 @@ def test_an_address_that_names_no_page_leads_on(visit: Opener, populated: str) -
 
 
 def test_a_service_that_is_gone_is_told_and_found_again(visit: Opener, tmp_path: Path) -> None:
-    with embedded(load_settings(data_dir=tmp_path / "kith", log_level="ERROR")) as url:
+    with started(tmp_path / "kith") as (url, _):
         page = visit(url)
         expect(page.get_by_role("heading", level=1)).to_be_visible()
     page.get_by_role("link", name="Galleries").click()

@@ -1,4 +1,4 @@
-"""Console pages of reports and settings: risk, hygiene, jobs, health, keys."""
+"""Console pages of reports and settings: risk, jobs, galleries and webhooks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import re
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
 from kith import Kith
-from tests.browser.chromium import faults
-from tests.browser.conftest import Opener, go, populate
+from tests.browser.chromium import faults, overflow
+from tests.browser.conftest import PHONE, Opener, go, populate, started
+from tests.receivers import receiving
 
 SEARCHES = re.compile(r"In 1 of ([\d,]+) searches")
 
@@ -131,3 +133,29 @@ def test_a_message_covers_no_button_that_one_needs(visit: Opener, service: str, 
     assert not is_covered("Delete the gallery")
     page.get_by_role("button", name="Delete the gallery").click()
     assert not is_covered("Cancel")
+
+
+def test_a_webhook_is_tested_seen_at_work_and_deleted(visit: Opener, tmp_path: Path) -> None:
+    with receiving() as receiver, started(tmp_path, webhook_hosts=receiver.origin) as (url, kith):
+        page = visit(url, "/settings/webhooks")
+        expect(page.get_by_text("No webhooks yet")).to_be_visible()
+        kith.create_gallery("door", risk={"threshold": 0.9})
+        kith.create_webhook(f"{receiver.origin}/hook", name="Alarm", types=["decision"], galleries=["door"])
+        page.get_by_role("button", name="Refresh").click()
+        expect(page.get_by_text("working")).to_be_visible()
+        page.get_by_role("button", name="Send a test").click()
+        expect(page.get_by_text("accepted the test")).to_be_visible()
+        receiver.answers += [404] * 4
+        for row in np.eye(2, kith.model().dimension):
+            kith.identify("door", embeddings=[row])
+        receiver.wait_for(2)
+        page.get_by_role("button", name="Refresh").click()
+        expect(page.get_by_text("the receiver returned status 404")).to_be_visible()
+        expect(page.get_by_text("2 events after its position")).to_be_visible()
+        page.set_viewport_size(PHONE)
+        assert faults(page) == []
+        assert overflow(page) == 0
+        page.get_by_role("button", name="Delete").click()
+        page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+        expect(page.get_by_text("No webhooks yet")).to_be_visible()
+        assert list(kith.webhooks()) == []
