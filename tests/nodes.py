@@ -48,19 +48,22 @@ Nodes = Callable[..., Node]
 
 
 class Model:
-    """Model of the enrolled subjects, in plain lists."""
+    """Model of the enrolled subjects, in plain lists. ``outsiders``: decoys by id, with their subjects."""
 
     def __init__(self) -> None:
         self.enrolled: dict[str, list[NewTemplate]] = {}
+        self.outsiders: dict[str, tuple[str, NewTemplate]] = {}
 
     def check(self, node: Any, probes: Float, k: int, among: set[str] | None = None) -> None:
         """``node``: has a store and followers."""
         gallery = node.store.galleries.get("g")
         names = {s.pk: s.id for s in node.store.subjects.list_page(gallery, None, 1000, SubjectFilter())}
+        known = self.enrolled | {f"/{owner}/{decoy}": [new] for decoy, (owner, new) in self.outsiders.items()}
         keys = None if among is None else np.array(sorted(pk for pk, name in names.items() if name in among), np.int64)
         results, compared = node.followers.catch_up_blocking(gallery).search(probes, k, keys)
-        assert compared == sum(bool(t) and (among is None or name in among) for name, t in self.enrolled.items())
+        names |= {outsider: f"/{names[owner]}" for outsider, owner in gallery.outsiders.items()}
+        assert compared == sum(bool(t) and (among is None or name in among) for name, t in known.items())
         for probe, hits in zip(probes, results, strict=True):
-            expected = brute_force(self.enrolled, probe, k, among)
-            assert [names[hit.subject_pk] for hit in hits] == [name for name, _ in expected]
+            expected = brute_force(known, probe, k, among)
+            assert [names[hit.subject_pk] for hit in hits] == [name.rpartition("/")[0] or name for name, _ in expected]
             assert np.allclose([hit.similarity for hit in hits], [s for _, s in expected], atol=1e-4)

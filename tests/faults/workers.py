@@ -13,9 +13,7 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import KithError, StorageError
 from service.domain.gallery import NewTemplate
-from service.index.follower import Followers, in_process
-from service.storage.repositories.store import Store
-from tests.databases import open_database
+from tests import nodes
 from tests.faults.history import NEVER, Answered, Asked, Kind
 
 MEMBER = 0.01
@@ -28,20 +26,18 @@ MAX_WRITERS = 4
 DIMENSION = 4096
 
 
-class Node:
+class Node(nodes.Node):
     """A store, and indexes that follow it."""
 
     def __init__(self, url: str) -> None:
-        self.database = open_database(url)
-        self.store = Store(self.database)
-        self.followers = Followers(in_process(self.store))
+        super().__init__(url, None)
+        self.database = self.store.database
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.followers.close()
-        self.store.close()
+        self.close()
 
     def enroll(self, gallery: str, subject: str, new: list[NewTemplate]) -> None:
         self.store.templates.enroll(self.store.galleries.get(gallery), subject, new, None)

@@ -66,11 +66,14 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known], as_of:
 def _erase(connection: Connection, receipt: Receipt, merged: Collection[str], as_of: datetime) -> int:
     """Erase what a receipt names, and who was ``merged`` into it; return how many rows went."""
     chosen = erasure.named(receipt.gallery_pk, receipt.kind, receipt.subject, receipt.template)
+    empty = ~sa.exists().where(templates.c.subject_pk == subjects.c.pk)
     if merged and receipt.kind == "subject":
         # Photos of a merged person have receipts of their own: one that went to a third person since must stay.
-        empty = ~sa.exists().where(templates.c.subject_pk == subjects.c.pk)
         theirs = erasure.is_named(receipt.gallery_pk, subjects.c.lookup.in_(merged))
         chosen |= theirs & (strangers_of(receipt.gallery_pk) | empty)
     # Times tell only in a younger backup: the clock may have been wrong when an older one got its rows.
     older = sa.true() if as_of <= receipt.at else TABLES[receipt.kind].c.created_at <= receipt.at
-    return erasure.delete_rows(connection, receipt.kind, chosen & older)
+    erased = erasure.delete_rows(connection, receipt.kind, chosen & older)
+    if receipt.kind == "template":  # of a stranger who was promoted since
+        erasure.delete_rows(connection, "subject", strangers_of(receipt.gallery_pk) & empty)
+    return erased

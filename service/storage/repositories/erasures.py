@@ -176,14 +176,18 @@ def named(
     if kind == "album":
         return (albums.c.gallery_pk == gallery_pk) & (albums.c.id == subject)
     if kind == "template":
-        return (templates.c.gallery_pk == gallery_pk) & (templates.c.id == template)
+        return templates.c.gallery_pk.in_(_with_companion(gallery_pk)) & (templates.c.id == template)
     return strangers_of(gallery_pk) if subject is None else is_named(gallery_pk, subjects.c.lookup == subject)
 
 
 def is_named(gallery_pk: int, name: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
     """Choose the subjects and strangers of a gallery with this name."""
-    own = (galleries.c.pk == gallery_pk) | (galleries.c.companion_of == gallery_pk)
-    return subjects.c.gallery_pk.in_(sa.select(galleries.c.pk).where(own)) & name
+    return subjects.c.gallery_pk.in_(_with_companion(gallery_pk)) & name
+
+
+def _with_companion(gallery_pk: int) -> sa.Select[int]:
+    """Select the keys of a gallery and of its gallery of strangers, where a promoted person's templates were before."""
+    return sa.select(galleries.c.pk).where((galleries.c.pk == gallery_pk) | (galleries.c.companion_of == gallery_pk))
 
 
 def delete_rows(connection: Connection, kind: ErasedKind, chosen: sa.ColumnElement[bool]) -> int:

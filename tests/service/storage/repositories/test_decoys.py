@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +19,7 @@ from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, 
 from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db import tables
 from service.storage.db.engine import Database
-from service.storage.privacy.backup import back_up, restore
 from service.storage.privacy.retention import Retention
-from service.storage.privacy.subject_access import everything_about
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.jobs import JobStore
@@ -140,13 +137,6 @@ def test_it_is_erased_alone_or_with_its_subject_or_gallery(
         assert [connection.execute(sa.select(table)).all() for table in (tables.subjects, tables.vectors)] == [[], []]
 
 
-def test_it_is_exported(database: Database, store: Store, rng: np.random.Generator) -> None:
-    decoy, _ = store.decoys.add(now(store), "ada", template(drawn(rng)))
-    (exported,) = everything_about(database, now(store), "ada")["subject"]["decoys"]
-    assert exported["lookup"] == decoy.id
-    assert [one["vectors"] for one in exported["templates"]] == [[{"generation": 0}]]  # of another person
-
-
 @ON_BOTH
 def test_it_counts_for_the_recognizers_that_embedded_it(
     database: Database, store: Store, rng: np.random.Generator
@@ -191,20 +181,3 @@ def test_retention_erases_it(database: Database, store: Store, rng: np.random.Ge
     assert (now(store).subjects, now(store).templates) == (gallery.subjects, gallery.templates)
     last = listed_lines(database, AuditFilter(gallery.pk), None, 1)[0]
     assert (last.event, last.details["removed"]) == ("retention_applied", {})
-
-
-def test_a_backup_has_it_and_a_restore_repeats_its_erasure(
-    database: Database, store: Store, rng: np.random.Generator, tmp_path: Path
-) -> None:
-    vector = drawn(rng)
-    gone, _ = store.decoys.add(now(store), "ada", template(drawn(rng)))
-    store.decoys.add(now(store), "bo", template(vector))
-    store.templates.enroll(now(store), "cy", [template(drawn(rng))], None)  # younger than the outsider
-    store.subjects.merge(now(store), "bo", "cy")
-    back_up(database, tmp_path / "backup")
-    store.decoys.delete(now(store), "ada", gone.id)
-    restore(database, tmp_path / "backup", replace=True)
-    anew = Store(database)
-    assert np.allclose(of(anew, "cy"), vector, atol=1e-6)
-    assert [len(anew.decoys.list_all(now(anew), name)) for name in ("ada", "cy")] == [0, 1]
-    assert (now(anew).subjects, now(anew).templates) == (2, 3)
