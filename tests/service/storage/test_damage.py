@@ -36,11 +36,10 @@ from service.storage.db.tables import (
 )
 from service.storage.db.tables import jobs as job_rows
 from service.storage.repositories.bulk_templates import BulkStore
-from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from tests.databases import ON_BOTH, TEXT, engine_of, open_database
 from tests.faults.workers import Node
-from tests.service.storage.privacy.test_backup import filled
+from tests.service.storage.scene import filled, made, some
 from tests.soundness import problems
 
 DIMENSION = 16
@@ -68,40 +67,39 @@ def test_every_sealed_column_is_known() -> None:
 
 
 @ON_BOTH
-def test_an_altered_value_of_any_column_is_found_and_never_passed_over(database: Database, url: str) -> None:
-    store, jobs, bulk = filled(database), JobStore(database), BulkStore(database)
+def test_an_altered_value_of_any_column_is_found_and_never_passed_over(
+    database: Database, url: str, rng: np.random.Generator
+) -> None:
+    (gallery, _), store, bulk = filled(database, rng), Store(database), BulkStore(database)
     assert [*damage(database)] == []
-    gallery = store.galleries.get("one")
-    (job,), someone = jobs.list_jobs(gallery, (), None, 9), store.subjects.get(gallery, "s0").pk
+    (job, *_), ada = store.jobs.list_jobs(gallery, ["failed"], None, 9), store.subjects.get(gallery, "ada").pk
 
     def exported() -> None:
-        with bulk.open_export("one", with_crops=True) as reading:
+        with bulk.open_export("g", with_crops=True) as reading:
             list(reading.blocks())
 
     reads: dict[sa.Column[Any], list[Callable[[], object]]] = {
         subjects.c.sealed: [
-            lambda: store.subjects.get(gallery, "s0"),
+            lambda: store.subjects.get(gallery, "ada"),
             lambda: store.subjects.list_page(gallery, None, 9, SubjectFilter()),
-            lambda: store.subjects.names(gallery, [someone]),
-            lambda: store.subjects.patch(gallery, "s0", {"tags": []}),
+            lambda: store.subjects.names(gallery, [ada]),
+            lambda: store.subjects.patch(gallery, "ada", {"tags": []}),
             exported,
         ],
         vectors.c.vector: [
             lambda: store.changes.snapshot(gallery),
-            lambda: store.changes.changed_subjects(gallery, 0, 9),
-            lambda: store.templates.vectors(gallery, "s0"),
+            lambda: store.changes.changed_subjects(gallery, 0, 99),
+            lambda: store.templates.vectors(gallery, "ada"),
             exported,
         ],
         crops.c.sealed: [exported],
-        idempotency.c.sealed: [lambda: store.templates.stored_answer(gallery, "key 0", "digest")],
-        job_items.c.sealed: [lambda: jobs.items(job, None, 9)],
-        job_rows.c.problem: [lambda: jobs.job(job.id)],
+        idempotency.c.sealed: [lambda: store.templates.stored_answer(gallery, "2nd key of ada", "ada")],
+        job_items.c.sealed: [lambda: store.jobs.items(job, None, 9)],
+        job_rows.c.problem: [lambda: store.jobs.job(job.id)],
     }
     for column in (*SEALED, receivers.c.sealed, data_keys.c.wrapped):
         with database.read() as connection:
             stored = connection.execute(sa.select(column).where(column.is_not(None))).scalars().all()
-        if column not in reads:
-            stored = stored[:1]
         broken = {whole: whole[:-1] + bytes([whole[-1] ^ 1]) for whole in stored}
         write = sa.update(column.table)
         alter(url, *(write.where(column == a).values({column.name: b}) for a, b in broken.items()))
@@ -113,26 +111,22 @@ def test_an_altered_value_of_any_column_is_found_and_never_passed_over(database:
         alter(url, *(write.where(column == b).values({column.name: a}) for a, b in broken.items()))
     assert [*damage(database)] == []
     # The key of a row's own gallery opens it, wherever in the gallery it was put.
+    bob = sa.select(subjects.c.sealed).where(subjects.c.pk == store.subjects.get(gallery, "bob").pk)
     with database.read() as connection:
-        anothers = connection.execute(sa.select(subjects.c.sealed).where(subjects.c.pk == someone + 1)).scalar_one()
-    alter(url, subjects.update().where(subjects.c.pk == someone).values(sealed=anothers))
+        alter(url, subjects.update().where(subjects.c.pk == ada).values(sealed=connection.execute(bob).scalar_one()))
     (swapped,) = damage(database)
-    assert swapped.startswith("gallery one: 1 values of subjects.sealed were altered")
+    assert swapped.startswith("gallery g: 1 values of subjects.sealed were altered")
 
 
-def test_the_doctor_opens_the_database(url: str) -> None:
+def test_the_doctor_opens_the_database(url: str, rng: np.random.Generator) -> None:
     settings = load_settings(database_url=url, master_key=TEXT)
     with closing(open_database(url)) as database:
-        store = Store(database)
-        gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-        for name in ("ada", "grace"):
-            store.subjects.put(gallery, name, None, {}, [])
+        filled(database, rng)
         (check,) = check_database(settings)
         assert check.verdict == "ok"
-        alter(url, subjects.update().values(sealed=b"altered"))
-        (check,) = check_database(settings)
-        assert check.verdict == "error"
-        assert check.detail.startswith("gallery g: 2 values of subjects.sealed were altered")
+        alter(url, crops.update().values(sealed=b"altered"))
+        check, *_ = check_database(settings)
+        assert check.verdict == "error" and "values of crops.sealed were altered" in check.detail
     (check,) = check_database(load_settings(database_url=url, master_key="00" * 32))
     assert check.verdict == "error" and "needs master key" in check.detail
 
@@ -142,11 +136,11 @@ def test_the_doctor_creates_no_database(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-def test_rows_without_their_owner_are_found(tmp_path: Path) -> None:
+def test_rows_without_their_owner_are_found(tmp_path: Path, rng: np.random.Generator) -> None:
     """PostgreSQL does not let them be."""
-    with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
-        filled(database)
-        alter(f"sqlite:///{tmp_path / 'kith.db'}", "DELETE FROM templates WHERE pk = 1")
+    with closing(open_database(url := f"sqlite:///{tmp_path / 'kith.db'}")) as database:
+        filled(database, rng)
+        alter(url, "DELETE FROM templates WHERE pk = (SELECT max(template_pk) FROM crops)")
         assert {*damage(database)} == {
             f"1 rows of {table} belong to no other row. Restore a backup." for table in ("vectors", "crops")
         }
@@ -155,18 +149,16 @@ def test_rows_without_their_owner_are_found(tmp_path: Path) -> None:
 def test_a_damaged_page_is_told(tmp_path: Path) -> None:
     path = tmp_path / "kith.db"
     with Node(f"sqlite:///{path}") as node:
-        node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-        drawn = l2_normalize(np.random.default_rng(0).normal(size=(3000, DIMENSION)))
-        new = [NewTemplate(uuid.uuid4().hex, vector, "embedding") for vector in drawn]
-        node.enroll("g", "a", new)
-        with node.store.database.read() as connection:
-            middle = connection.execute(sa.select(vectors.c.vector).offset(1500).limit(1)).scalar_one()
+        gallery = made(node.database)
+        node.enroll("g", "a", some(np.random.default_rng(0), 300))
+        with node.database.read() as connection:
+            middle = connection.execute(sa.select(vectors.c.vector).offset(150).limit(1)).scalar_one()
     content = bytearray(path.read_bytes())
     place = content.index(middle)
     content[place : place + 65_536] = b"\xff" * 65_536
     path.write_bytes(content)
     with Node(f"sqlite:///{path}") as node, pytest.raises(StorageDamagedError):
-        node.store.changes.snapshot(node.store.galleries.get("g"))
+        node.store.changes.snapshot(gallery)
     (check,) = check_database(load_settings(data_dir=tmp_path, master_key=TEXT))
     assert check.verdict == "error" and "restore a backup" in check.detail
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.dml import UpdateBase
 
 from service.core.errors import GalleryNotFoundError, MasterKeyError, StorageDamagedError, StorageError
-from service.domain.gallery import GallerySettings, SubjectFilter
+from service.domain.gallery import GallerySettings
 from service.security.master_keys import LocalKey
 from service.security.sealing import SealBrokenError, new_key
 from service.storage.damage import damage
@@ -22,10 +22,9 @@ from service.storage.db.row_sealing import open_cursor, seal_cursor
 from service.storage.db.tables import data_keys, labels, subjects, vectors
 from service.storage.privacy.master_key_rotation import Use, rewrap
 from service.storage.privacy.retention import Retention
-from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
-from tests.databases import open_database
-from tests.service.storage.privacy.test_erasure import made, some
+from tests.databases import claimed, open_database
+from tests.service.storage.scene import made, some
 
 LOST: list[Callable[[sa.ColumnElement[bool]], UpdateBase]] = [
     lambda own: data_keys.update().where(own).values(wrapped=bytes(60)),
@@ -34,60 +33,47 @@ LOST: list[Callable[[sa.ColumnElement[bool]], UpdateBase]] = [
 ]
 
 
-@pytest.fixture(params=LOST, ids=["damaged", "of another master key", "gone"])
-def lossy(request: pytest.FixtureRequest, database: Database, url: str) -> Iterator[Database]:
-    """Database with a gallery "lost" without its key, and "sound"; each has a failed and a queued job."""
-    store, jobs = Store(database), JobStore(database)
+@pytest.mark.parametrize("loss", LOST, ids=["damaged", "of another master key", "gone"])
+def test_a_lost_key_costs_its_gallery_alone(
+    database: Database, url: str, loss: Callable[[sa.ColumnElement[bool]], UpdateBase]
+) -> None:
+    store = Store(database)
     for name in ("lost", "sound"):
         gallery = store.galleries.create(name, "f" * 32, 8, GallerySettings(retention_days=1))
         store.subjects.put(gallery, "ada", "Ada", {}, [])
-        jobs.create(gallery, "import", {})
-        job = jobs.claim("one", 60)
-        assert job is not None
-        jobs.finish(job, "failed", {"code": "invalid_image"})
+        store.jobs.finish(claimed(database, gallery, "import"), "failed", {"code": "invalid_image"})
     for name in ("lost", "sound"):
-        jobs.create(store.galleries.get(name), "import", {})
-    own = data_keys.c.gallery_pk == store.galleries.get("lost").pk
+        store.jobs.create(store.galleries.get(name), "import", {})
     with database.write(StorageError("unforeseen")) as connection:
-        connection.execute(request.param(own))
-    with closing(open_database(url)) as again:
-        yield again
-
-
-def test_the_others_go_on_and_whoever_uses_it_is_told(lossy: Database) -> None:
-    store, jobs = Store(lossy), JobStore(lossy)
-    assert [gallery.name for gallery in store.galleries.list_page(None, 9)] == ["lost", "sound"]
-    told = {job.gallery: job.problem["code"] for job in jobs.list_jobs(None, ["failed"], None, 9) if job.problem}
-    assert told == {"lost": "master_key", "sound": "invalid_image"}
-    first, second = jobs.claim("one", 60), jobs.claim("one", 60)
-    assert first is not None
-    assert second is not None
-    assert (first.gallery, second.gallery) == ("lost", "sound")
-    jobs.finish(first, "failed", {"code": "master_key"})
-    assert jobs.job(first.id).state == "failed"
-    later = datetime.now(UTC).replace(year=datetime.now(UTC).year + 1)
-    assert Retention(lossy).sweep(later).removed["subjects"] == 1
-    assert store.subjects.list_page(store.galleries.get("sound"), None, 9, SubjectFilter()) == []
-    lost = store.galleries.get("lost")
-    for use in (
-        lambda: store.subjects.get(lost, "ada"),
-        lambda: store.subjects.put(lost, "bob", None, {}, []),
-        lambda: store.subjects.delete(lost, "ada"),
-    ):
-        with pytest.raises(MasterKeyError):
-            use()
-    (found,) = damage(lossy)
-    assert found.startswith("gallery lost cannot be read: ")
-    assert rewrap(lossy, LocalKey(new_key())) == Use(3, 1), "rotation leaves it as it is"
-
-
-def test_its_settings_are_changed_and_it_is_deleted(lossy: Database) -> None:
-    store = Store(lossy)
-    assert store.galleries.update("lost", lambda before: replace(before, recall=0.9)).settings.recall == 0.9
-    _, receipt = store.galleries.delete("lost")
-    assert receipt.kind == "gallery"
-    again = store.galleries.create("lost", "f" * 32, 8, GallerySettings())
-    store.subjects.put(again, "ada", "Ada", {}, [])
+        connection.execute(loss(data_keys.c.gallery_pk == store.galleries.get("lost").pk))
+    with closing(open_database(url)) as lossy:
+        store = Store(lossy)
+        assert [gallery.name for gallery in store.galleries.list_page(None, 9)] == ["lost", "sound"]
+        told = {
+            job.gallery: job.problem["code"] for job in store.jobs.list_jobs(None, ["failed"], None, 9) if job.problem
+        }
+        assert told == {"lost": "master_key", "sound": "invalid_image"}
+        first, second = store.jobs.claim("one", 60), store.jobs.claim("one", 60)
+        assert first is not None and second is not None
+        assert (first.gallery, second.gallery) == ("lost", "sound")
+        store.jobs.finish(first, "failed", {"code": "master_key"})
+        assert store.jobs.job(first.id).state == "failed"
+        assert Retention(lossy).sweep(datetime.now(UTC) + timedelta(days=400)).removed["subjects"] == 1
+        assert store.galleries.get("sound").subjects == 0
+        lost = store.galleries.get("lost")
+        for use in (
+            lambda: store.subjects.get(lost, "ada"),
+            lambda: store.subjects.put(lost, "bob", None, {}, []),
+            lambda: store.subjects.delete(lost, "ada"),
+        ):
+            with pytest.raises(MasterKeyError):
+                use()
+        (found,) = damage(lossy)
+        assert found.startswith("gallery lost cannot be read: ")
+        assert rewrap(lossy, LocalKey(new_key())) == Use(3, 1), "rotation leaves it as it is"
+        # Its settings are changed, and it is deleted.
+        assert store.galleries.update("lost", lambda before: replace(before, recall=0.9)).settings.recall == 0.9
+        assert store.galleries.delete("lost")[1].kind == "gallery"
 
 
 def test_galleries_have_nothing_in_common(database: Database, rng: np.random.Generator) -> None:

@@ -11,16 +11,11 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from models.runtime.network import Float
-from models.vision.recognition import l2_normalize
-from service.core.errors import GalleryNotFoundError, SubjectErasedError, SubjectNotFoundError
+from service.core.errors import GalleryNotFoundError, SubjectErasedError
 from service.domain.gallery import (
-    Crop,
     Gallery,
-    GallerySettings,
     IdempotentResponse,
     Item,
-    NewTemplate,
     SubjectFilter,
 )
 from service.storage.audit.log import AuditFilter, listed_lines
@@ -45,6 +40,7 @@ from service.storage.repositories.jobs import ItemOutcome, JobStore
 from service.storage.repositories.store import Store
 from tests.databases import ON_BOTH, claimed, open_database
 from tests.postgres import DatabaseUrl
+from tests.service.storage.scene import made, some
 
 OF_NOBODY: Final = {
     "galleries": "has settings and counts, and is the root of what it holds, also of its gallery of strangers",
@@ -58,23 +54,6 @@ OF_NOBODY: Final = {
     "leases": "which process does what",
 }
 """Tables without data of people in galleries, and what they hold."""
-DIMENSION = 8
-LANDMARKS = ((1.0, 1.0), (3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (3.0, 3.0))
-
-
-def some(rng: np.random.Generator, count: int = 1) -> list[NewTemplate]:
-    drawn: Float = l2_normalize(rng.normal(size=(count, DIMENSION)).astype(np.float32))
-    crops = [Crop(rng.bytes(500), LANDMARKS) for _ in drawn]
-    kinds = ("photo", {"score": 0.5}, 0.9)
-    return [NewTemplate(rng.bytes(16).hex(), v, *kinds, crop) for v, crop in zip(drawn, crops, strict=True)]  # type: ignore[arg-type]
-
-
-def made(database: Database, name: str = "g") -> Gallery:
-    return Store(database).galleries.create(name, "f" * 32, DIMENSION, GallerySettings(keep_crops=True))
-
-
-def items_of(subject: str, template: NewTemplate) -> list[Item]:
-    return [Item(subject, template, 1)]
 
 
 @ON_BOTH
@@ -141,14 +120,6 @@ def test_the_receipt_matches_the_erased_rows_and_the_audit(database: Database, r
     assert [(each.id, each.kind) for each in listed] == [(receipt.id, "subject"), (one.id, "template")]
     assert [(g.subjects, g.templates) for g in [store.galleries.get("g")]] == [(0, 0)]
 
-    assert store.subjects.delete(gallery, "ada").id == receipt.id
-    assert store.templates.delete(gallery, "ada", first).id == one.id
-    with pytest.raises(SubjectNotFoundError) as never:
-        store.subjects.delete(gallery, "bob")
-    assert "receipt" not in never.value.document()
-    _, last = store.galleries.delete("g")
-    assert last.kind == "gallery"
-
 
 def test_no_file_of_sqlite_contains_erased_data(tmp_path: Path, rng: np.random.Generator) -> None:
     database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
@@ -198,7 +169,7 @@ def test_an_earlier_job_cannot_restore_a_subject_or_a_template(database: Databas
     assert store.galleries.get("g").subjects == 1
     # A later request may enroll them again.
     store.templates.enroll(store.galleries.get("g"), "ada", some(rng), None)
-    assert BulkStore(database).add(store.galleries.get("g"), items_of("bob", one), {}).enrolled == [0]
+    assert BulkStore(database).add(store.galleries.get("g"), [Item("bob", one)], {}).enrolled == [0]
 
 
 @ON_BOTH
@@ -249,38 +220,6 @@ def counts(store: Store, gallery: Gallery) -> dict[str, int]:
     found = {s.id: s.template_count for s in store.subjects.list_page(gallery, None, 10, SubjectFilter())}
     assert (gallery.subjects, gallery.templates) == (len(found), sum(found.values()))
     return found
-
-
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        (["merge"], {"anna": 1, "anna-2019": 2, "tom": 1}),
-        (["merge", "delete"], {"tom": 1}),
-        (["merge", "move on", "delete"], {"anna-2019": 1, "tom": 1}),
-        (["move", "delete"], {"anna-2019": 1, "tom": 1}),
-    ],
-)
-def test_a_restore_from_before_a_move_keeps_what_is_not_erased(
-    database: Database, tmp_path: Path, rng: np.random.Generator, steps: list[str], expected: dict[str, int]
-) -> None:
-    """A photo is erased where it is, and does not return where it was."""
-    file, store, gallery = tmp_path / "backup", Store(database), made(database)
-    for name, count in (("anna", 1), ("anna-2019", 2), ("tom", 1)):
-        store.templates.enroll(gallery, name, some(rng, count), None)
-    back_up(database, file)
-    first, _ = store.templates.list_page(gallery, "anna-2019")
-    for step in steps:
-        match step:
-            case "merge":
-                store.subjects.merge(gallery, "anna-2019", "anna")
-            case "move":
-                store.templates.move(gallery, "anna-2019", first.id, "anna")
-            case "move on":
-                store.templates.move(gallery, "anna", first.id, "tom")
-            case "delete":
-                store.subjects.delete(gallery, "anna")
-    restore(database, file, replace=True)
-    assert counts(store, store.galleries.get("g")) == expected
 
 
 def test_a_restore_keeps_who_enrolled_again_after_the_erasure(

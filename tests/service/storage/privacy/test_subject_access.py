@@ -16,171 +16,77 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from kith import Kith
-from models.runtime.network import Float
+from kith.wire.crops import CropIn
+from kith.wire.fields import rfc3339
 from service.cli.main import app
 from service.core.errors import StorageError, SubjectNotFoundError
-from service.domain.albums import FaceRecord, NewAlbumFace
-from service.domain.events import EventFilter
-from service.domain.gallery import Crop, Gallery, IdempotentResponse, NewTemplate
+from service.domain.gallery import Gallery, NewTemplate
 from service.security.sealing import SealBrokenError
+from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
 from service.storage.db.tables import metadata
 from service.storage.privacy.retention import Retention
-from service.storage.privacy.subject_access import everything_about
-from service.storage.repositories.generations import GenerationStore
-from service.storage.repositories.jobs import ItemOutcome, JobStore
+from service.storage.privacy.subject_access import everything_about, everything_about_stranger
 from service.storage.repositories.store import Store
-from service.storage.repositories.webhooks import WebhookStore
-from tests.databases import ON_BOTH, claimed, open_database
+from tests.databases import ON_BOTH, open_database
 from tests.postgres import DatabaseUrl
-from tests.service.storage.privacy.test_erasure import DIMENSION, LANDMARKS, OF_NOBODY, made, some
+from tests.service.storage.privacy.test_erasure import OF_NOBODY
+from tests.service.storage.scene import DIMENSION, filled
 
-
-def below(place: str, *columns: str, **renamed: str) -> dict[str, str]:
-    """Return the path in the export for each column: its own name below a place, unless renamed."""
-    return {name: f"{place}.{name}" for name in columns} | {name: f"{place}.{to}" for name, to in renamed.items()}
-
-
-PLACES: Final[dict[str, dict[str, str]]] = {
-    "subjects": {"lookup": "pseudonym"} | below("subject", "created_at", "updated_at", "seen_count", sealed="id"),
-    "labels": below("subject.labels", "label"),
-    "templates": below("subject.templates", "id", "kind", "quality", "detection_score", "created_at", "moved"),
-    "vectors": below("subject.templates.vectors", "generation", "vector"),
-    "crops": below("subject.templates.crops", sealed="image"),
-    "idempotency": below("subject.idempotency", "lookup", "digest", "created_at", sealed="response"),
-    "generations": below("recognizers", "generation", "fingerprint", "model", "dimension"),
-    "jobs": below("job_items.jobs", "id", "kind"),
-    "events": below("subject.events", "id", "xid", "type", "at", sealed="data"),
-    "albums": below("subject.album_faces.albums", "id", "generation", "created_at", "expires_at"),
-    "album_faces": below(
-        "subject.album_faces", "id", "photo", "vector", "crop", "certainty", "group_number", sealed="box"
-    ),
-    "job_items": below("job_items", "lookup", "failed", "subject", "at", sealed="item"),
-    "erasures": below("receipts", "id", "kind", "gallery", "subject", "template", "removed", "at", "moved_to"),
-    "audit": {"subject": "pseudonym"}
-    | below("audit", "number", "at", "event", "outcome", "actor", "request_id", "details", "hash"),
-}
-"""Path in the export for each column with personal data."""
-OTHERS: Final[dict[str, set[str]]] = {
-    "changes": {"sequence"},
-    "generations": {"state", "created_at"},
-    "erasures": {"key"},
-    "audit": {"gallery"},
-    "jobs": {
-        "state",
-        "parameters",
-        "progress",
-        "problem",
-        "actor",
-        "cancel",
-        "owner",
-        "lease_until",
-        "attempts",
-        "erased",
-        "created_at",
-        "updated_at",
-    },
-    "albums": {"risk", "threshold", "photo_count", "next_group", "grouped_at"},
-    "evidence": {"generation", "sequence", "templates", "document", "derived_at"},
-    "index_states": {"generation", "engine", "sequence", "scanned", "updated_at"},
-    "data_keys": {"wrapped", "master_key", "created_at"},
-}
-"""Columns without personal data, beside keys of rows: counts, settings, anonymous scores."""
-
-
-def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[NewTemplate]]:
-    """Store data about ada in every place that can hold it; about bob, too."""
-    store, jobs, generations = Store(database), JobStore(database), GenerationStore(database)
-    gallery = made(database)
-    WebhookStore(database).create("https://receiver.example", None, EventFilter())
-    generations.start(gallery, "e" * 32, DIMENSION, "other")
-    gallery = store.galleries.get("g")
-    enrolled = dict[str, list[NewTemplate]]()
-    for name in ("ada", "bob"):
-        enrolled[name] = some(rng, 3)
-        store.templates.enroll(
-            gallery, name, enrolled[name], IdempotentResponse(f"key of {name}", name, f"an answer to {name}")
-        )
-        store.subjects.put(gallery, name, f"{name} Somebody", {"born": name}, [f"tag {name}"])
-        store.decoys.add(gallery, name, some(rng)[0])
-    job, stored = jobs.claim("here", 60), store.changes.snapshot(gallery)
-    assert job is not None
-    embedded = dict(zip(stored.template_pks.tolist(), stored.vectors, strict=True))
-    generations.add(store.galleries.get("g").at_generation(1), embedded, job, [], 0)
-    job = claimed(database, gallery, "enrollment")
-    for name in ("ada", "bob"):
-        refused = [ItemOutcome(f"{name}/2.jpg", "no_face", {"detail": f"of {name}"}, name)]
-        (one,) = some(rng)
-        jobs.enroll(job, store.galleries.get("g"), name, [(f"{name}/1.jpg", one)], refused, 1)
-        enrolled[name].append(one)
-        store.templates.delete(gallery, name, enrolled[name].pop(0).id)
-        store.templates.enroll(
-            gallery, name, more := some(rng), IdempotentResponse(f"2nd key of {name}", name, f"another to {name}")
-        )
-        enrolled[name] += more
-    enroll_faces(store, jobs, enrolled, rng)
-    return store.galleries.get("g"), enrolled["ada"]
-
-
-def enroll_faces(store: Store, jobs: JobStore, people: dict[str, list[NewTemplate]], rng: np.random.Generator) -> None:
-    """Make an album with a group of two faces of each person, and enroll one of them."""
-    gallery = store.galleries.get("g")
-    album = make_album(store, jobs, gallery, {name: [new.vector for new in some(rng, 2)] for name in people})
-    for number, (name, own) in enumerate(people.items(), start=1):
-        _, waiting = store.albums.to_enroll(gallery, album, number, 1)
-        (one,) = some(rng)
-        store.albums.enroll(gallery, album, number, name, None, {next(iter(waiting)): one}, as_read=False)
-        own.append(one)
-
-
-def make_album(store: Store, jobs: JobStore, gallery: Gallery, people: dict[str, list[Float]]) -> str:
-    """Make an album with a group of each person's faces; return its id."""
-    later = datetime.now(UTC) + timedelta(days=7)
-    jobs.create(gallery, "album", {}, beginning=store.albums.beginning(gallery, 0.01, later))
-    job = jobs.claim("here", 60, lambda job: job.kind == "album")
-    assert job is not None
-    album = store.albums.get(gallery, job.id)
-    for name, vectors in people.items():
-        for face, vector in enumerate(vectors, start=1):
-            about = FaceRecord(f"{name}.jpg", name, face, [1, 2, 3, 4], 0.9, {}, [], None)
-            store.albums.add(job, album, [], [NewAlbumFace(about, vector, Crop(b"face", LANDMARKS))], 1)
-    stored, _ = store.albums.faces_to_group(album, gallery)
-    groups = [[(pk, 0.5) for pk, face in stored if face.hash == name] for name in people]
-    store.albums.set_groups(job, album, groups, 0.4)
-    jobs.finish(job, "succeeded")
-    return album.id
-
-
-def test_every_column_is_exported_or_not_personal() -> None:
-    """A new column must be listed here: either the export contains it, or it holds no personal data."""
-    for table in metadata.sorted_tables:
-        if table.name not in OF_NOBODY or table.name in PLACES:
-            columns = {column.name for column in table.columns if not column.name.endswith("pk")}
-            exported, others = set(PLACES.get(table.name, {})), OTHERS.get(table.name, set())
-            assert columns == exported | others and not exported & others, table.name
+SHARED: Final = {"albums", "data_keys", "evidence", "generations", "index_states", "jobs"}
+"""Tables with data of galleries, whose rows several people share."""
+UNTOLD: Final = {"album_faces.photo", "audit.subject", "changes.sequence", "erasures.key"}
+"""Columns that the export leaves out, beside keys of rows, or has once for all lines."""
+WORDS: Final = (b"ada Somebody", b"tag ada", b"ada/1.jpg", b"ada.jpg", b"another to ada", b"key of ada", b"of ada")
 
 
 def test_the_export_contains_all_data_of_one_subject_only(database: Database, rng: np.random.Generator) -> None:
     gallery, ada = filled(database, rng)
+    found = concerning(database, gallery, *names_of(database, gallery, ada))
+    others = OF_NOBODY.keys() - {"erasures", "audit"} | SHARED
+    assert found.keys() == {table.name for table in metadata.sorted_tables} - others
     document = everything_about(database, gallery, "ada")
-    for table, places in PLACES.items():
-        for column, place in places.items():
-            assert told(document, place.split(".")), f"{table}.{column} is not told at {place}"
+    text = json.dumps(document)
+    for table, rows in found.items():
+        for name, value in ((name, value) for row in rows for name, value in row.items()):
+            if name.endswith("pk") or f"{table}.{name}" in UNTOLD or isinstance(value, bytes):
+                continue
+            told = rfc3339(value) if isinstance(value, datetime) else value
+            assert f'"{name}": {json.dumps(told)}' in text, f"{table}.{name}"
+    assert [word for word in WORDS if word.decode() not in text] == [b"key of ada"]  # kept as a hash
     about = document["subject"]
-    assert (about["id"], about["name"], about["metadata"]) == ("ada", "ada Somebody", {"born": "ada"})
-    assert about["tags"] == ["tag ada"]
+    assert (about["id"], about["metadata"]) == ("ada", {"born": "ada", "odd": [None, 1.5]})
     assert {t["id"] for t in about["templates"]} == {t.id for t in ada}
     for template in about["templates"]:
         (original,) = [t for t in ada if t.id == template["id"]]
         assert np.allclose(template["vectors"][0]["vector"], original.vector, atol=1e-6)
         assert original.crop is not None
         assert base64.b64decode(template["crops"][0]["image"]) == original.crop.image
-    assert {i["item"] for i in document["job_items"]} == {"ada/1.jpg", "ada/2.jpg"}
-    assert [a["response"] for a in about["idempotency"]] == ["another to ada"]
-    assert "bob" not in json.dumps(document)
+    (face,), ((decoy,),) = about["album_faces"], [each["templates"] for each in about["decoys"]]
+    assert len(face["vector"]) == DIMENSION and face["crop"]["image"] and face["box"]
+    assert decoy["vectors"] == [{"generation": 0}, {"generation": 1}]  # of another person
+    assert (face["albums"].keys(), document["job_items"][0]["jobs"].keys(), document["recognizers"][1].keys()) == (
+        {"id", "generation", "created_at", "expires_at"},
+        {"id", "kind"},
+        {"generation", "fingerprint", "model", "dimension"},
+    )
+    assert "bob" not in text
     exported = [line["event"] for line in everything_about(database, gallery, "ada")["audit"]][-2:]
     assert exported == ["templates_enrolled", "subject_exported"]  # by the export before
+
+
+def test_a_stranger_is_exported(database: Database, rng: np.random.Generator) -> None:
+    gallery, _ = filled(database, rng)
+    (one,) = Store(database).strangers.list_page(gallery, None, 9)
+    document = json.loads(json.dumps(everything_about_stranger(database, gallery, one.id)))
+    about = document["subject"]
+    (template,) = about["templates"]
+    assert len(template["vectors"][0]["vector"]) == DIMENSION and template["crops"][0]["image"]
+    assert (document["id"], about["seen_count"]) == (one.id, 1)
+    assert [each["type"] for each in about["events"]] == ["stranger_first_seen"]
+    assert [line["event"] for line in document["audit"]] == ["stranger_remembered"]
+    assert listed_lines(database, AuditFilter(gallery.pk), None, 1)[0].event == "stranger_exported"
 
 
 @ON_BOTH
@@ -205,30 +111,16 @@ def test_an_export_holds_no_write_lock(database_url: DatabaseUrl, rng: np.random
     other.close()
 
 
-def told(document: Any, place: list[str]) -> bool:
-    """Return whether the document has a value at a path, in any element of its lists."""
-    if isinstance(document, list):
-        return any(told(each, place) for each in document)
-    if not place:
-        return document not in ({}, "")
-    return isinstance(document, dict) and place[0] in document and told(document[place[0]], place[1:])
-
-
 @ON_BOTH
 def test_nothing_is_left_of_an_erased_subject(database: Database, rng: np.random.Generator) -> None:
     gallery, ada = filled(database, rng)
-    store = Store(database)
-    own = {store.subjects.get(gallery, "ada").pk}
-    keys = {"subject_pk": own, "owner_pk": own, "template_pk": template_keys(database, ada)}
-    words = [subject_lookup(gallery.seal, "ada"), *(t.id for t in ada)]
-    not_of_ada = {"jobs", "albums", "generations"}
-    assert set(concerning(database, gallery, keys, words)) == {*PLACES, "changes"} - not_of_ada
+    store, names = Store(database), names_of(database, gallery, ada)
     bobs = everything_about(database, gallery, "bob")
 
     receipt = store.subjects.delete(gallery, "ada")
     assert receipt.removed == {"subjects": 1, "templates": 5}
     # Allowed: keyed hashes that record the erasure and make indexes remove the keys.
-    assert set(concerning(database, gallery, keys, words)) == {"audit", "erasures", "changes"}
+    assert concerning(database, gallery, *names).keys() == {"audit", "erasures", "changes"}
     everything = every_value(database, gallery)
     for word in (*WORDS, ada[0].vector.tobytes()):
         assert word not in everything
@@ -250,16 +142,21 @@ def test_nothing_is_left_of_an_erased_subject(database: Database, rng: np.random
     assert "templates_enrolled" in [line["event"] for line in expired["audit"]]
 
 
-def template_keys(database: Database, of: list[NewTemplate]) -> set[int]:
-    templates = metadata.tables["templates"]
+def names_of(database: Database, gallery: Gallery, own: list[NewTemplate]) -> tuple[dict[str, set[int]], list[str]]:
+    """Return keys of ada's rows by the column that has them, and the words that name ada."""
+    ada, templates = Store(database).subjects.get(gallery, "ada").pk, metadata.tables["templates"]
     with database.read() as connection:
-        query = sa.select(templates.c.pk).where(templates.c.id.in_([t.id for t in of]))
-        return set(connection.execute(query).scalars())
+        query = sa.select(templates.c.pk).where(templates.c.id.in_([t.id for t in own]))
+        photos = set(connection.execute(query).scalars())
+    words = [subject_lookup(gallery.seal, "ada"), *(t.id for t in own)]
+    return {"subject_pk": {ada}, "owner_pk": {ada}, "template_pk": photos}, words
 
 
-def concerning(database: Database, gallery: Gallery, keys: dict[str, set[int]], words: list[str]) -> list[str]:
-    """Return tables with a row that has one of the keys in a column of this name, or one of the words anywhere."""
-    found = list[str]()
+def concerning(
+    database: Database, gallery: Gallery, keys: dict[str, set[int]], words: list[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return rows, by table, with one of the keys in a column of this name, or one of the words anywhere."""
+    found = dict[str, list[dict[str, Any]]]()
     with database.read() as connection:
         for table in metadata.sorted_tables:
             for row in connection.execute(sa.select(table)):
@@ -267,7 +164,7 @@ def concerning(database: Database, gallery: Gallery, keys: dict[str, set[int]], 
                 named = any(values.get(column) in known for column, known in keys.items())
                 own = table.name == "subjects" and row.pk in keys["subject_pk"]
                 if named or own or any(word in repr(values) for word in words):
-                    found.append(table.name)
+                    found.setdefault(table.name, []).append(values)
     return found
 
 
@@ -282,17 +179,17 @@ def every_value(database: Database, gallery: Gallery | None = None) -> bytes:
     return b"\n".join(values)
 
 
-WORDS: Final = (b"ada Somebody", b"tag ada", b"ada/1.jpg", b"ada.jpg", b"another to ada", b"key of ada", b"of ada")
-
-
 @ON_BOTH
 def test_nothing_lies_in_clear(database: Database, rng: np.random.Generator) -> None:
     gallery, ada = filled(database, rng)
     found, stored = every_value(database, gallery), every_value(database)
     assert b"no_face" in stored  # what is searched for would be found
     assert [word for word in WORDS if word not in found] == [b"key of ada"]  # kept as a hash
-    faces = [form for new in ada if new.crop for form in (new.vector.tobytes(), new.crop.image)]
-    assert [word for word in (*WORDS, *faces) if word in stored] == []
+    (stranger,) = Store(database).strangers.list_page(gallery, None, 9)
+    (crop,) = Store(database).crops.read(gallery, [CropIn(stranger=stranger.id)])
+    assert crop is not None and crop in found
+    faces = [crop, *(form for new in ada if new.crop for form in (new.vector.tobytes(), new.crop.image))]
+    assert [word for word in (*WORDS, *faces, b"receiver.example") if word in stored] == []
 
 
 def opened(gallery: Gallery, sealed: bytes) -> bytes:

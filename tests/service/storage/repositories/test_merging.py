@@ -21,7 +21,7 @@ from service.storage.repositories.store import Store
 from service.storage.repositories.subjects import merged_record
 from tests.databases import ON_BOTH
 from tests.packs import BUNDLED_DIMENSION
-from tests.service.storage.privacy.test_erasure import made, some
+from tests.service.storage.scene import made, some
 
 
 @pytest.fixture
