@@ -9,12 +9,10 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from types import FrameType
-from typing import Any, get_args
 
 import httpx2 as httpx
 import numpy as np
@@ -24,7 +22,6 @@ from numpy.typing import NDArray
 
 from kith import Kith, KithClientError
 from models.errors import PackError
-from models.runtime.network import Engine
 from service import wiring
 from service.app import create_app
 from service.cli.terminal import EXIT_FAILED, EXIT_USAGE
@@ -43,30 +40,27 @@ from tests.databases import TEXT, engine_of, open_database
 from tests.networks import color_network, scrfd_network
 from tests.postgres import Postgres
 
-
-@pytest.mark.parametrize(
-    ("modules", "absent"),
-    [
-        (
-            "service.cli.main, service.server",
-            ("alembic", "kith.client", "matplotlib", "onnx", "scipy.optimize", "torch"),
-        ),
+STARTS = [
+    {
         # Help and completion of the command line.
-        ("service.cli.main", ("numpy", "cv2", "faiss", "onnxruntime", "openvino", "sqlalchemy", "fastapi", "pydantic")),
-        ("kith.client", ("cv2", "torch", "sqlalchemy", "faiss", "onnx", "fastapi", "scipy", "PIL", "numpy", "service")),
-    ],
-)
-def test_large_packages_are_imported_when_they_are_used(modules: str, absent: tuple[str, ...]) -> None:
-    program = f"import {modules}, sys; print([name for name in {absent} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+        "import service.cli.main": "numpy cv2 faiss onnxruntime openvino sqlalchemy fastapi pydantic",
+        "import service.server": "alembic kith.client matplotlib onnx scipy.optimize torch",
+    },
+    {"import kith.client": "cv2 torch sqlalchemy faiss onnx fastapi scipy PIL numpy service"},
+    # A database that needs no upgrade.
+    {"from tests.databases import open_database; open_database(URL).close()": "alembic"},
+]
 
 
-def test_a_start_without_an_upgrade_does_not_import_alembic(tmp_path: Path) -> None:
-    opening = f"for _ in range(2): open_database('sqlite:///{tmp_path / 'kith.db'}').close()"
-    program = f"import sys\nfrom tests.databases import open_database\n{opening}\nprint('alembic' in sys.modules)"
+@pytest.mark.parametrize("steps", STARTS)
+def test_large_packages_are_imported_when_they_are_used(tmp_path: Path, steps: dict[str, str]) -> None:
+    open_database(url := f"sqlite:///{tmp_path / 'kith.db'}").close()
+    looks = [
+        f"{step}\nprint([name for name in {absent.split()} if name in sys.modules])" for step, absent in steps.items()
+    ]
+    program = "\n".join([f"import sys\nURL = {url!r}", *looks])
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert set(done.stdout.splitlines()) == {"[]"}
 
 
 class FailedError(Exception):
@@ -118,7 +112,6 @@ OPENED = ["Store", "Followers", "GalleryRisks", "Transfers", "AuditWriter", "Run
     [
         ("Followers", OPENED[:1]),
         ("open_milvus", ["Store", "Milvus"]),
-        ("AuditWriter", OPENED[:4]),
         ("Backend", OPENED[:5]),
         ("nothing before it serves", OPENED),
     ],
@@ -143,34 +136,65 @@ def test_a_start_that_fails_closes_what_was_opened(
     assert closed == opened[::-1]
 
 
-def served(tmp_path: Path, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run a command, by default ``kith serve``, with settings that it rejects."""
+COMMANDS = """
+import os, sys
+import service.server
+from service.cli.main import main
+for folder, words, environment in CASES:
+    if not os.fork():
+        for descriptor in (1, 2):
+            os.dup2(os.open(folder + ".log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+        os.chdir(folder)
+        os.environ.update(environment)
+        sys.argv[1:] = words
+        main()
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+Command = tuple[Path, list[str], dict[str, str]]
+"""Folder, words and environment."""
+
+
+def run_all(*commands: Command) -> list[tuple[int, str]]:
+    """Run commands in processes of their own, after one start; return their exit statuses and what they printed.
+
+    File permissions apply to them, also for root.
+    """
+    restricted = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KITH_")}
-    environment = inherited | {"KITH_PORT": "0"} | settings
-    command = [*restricted(), sys.executable, "-m", "service.cli.main", *(words or ["serve"])]
-    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    cases = [(str(folder), words, {"KITH_PORT": "0", "COLUMNS": "400"} | env) for folder, words, env in commands]
+    for folder, *_ in commands:
+        folder.mkdir(exist_ok=True)
+    program = [*restricted, sys.executable, "-c", f"CASES = {cases!r}\n{COMMANDS}"]
+    done = subprocess.run(program, cwd=ROOT, env=inherited, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    printed = [Path(f"{folder}.log").read_text() for folder, *_ in commands]
+    assert not any("Traceback" in text for text in printed)
+    return list(zip(map(int, done.stdout.split()), printed, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"KITH_HOST": "0.0.0.0"}, "without an API key"),  # noqa: S104
-        ({"KITH_API_KEY": "guessable"}, "fewer than 32 characters"),
-        ({"KITH_MASTER_KEY_FILE": "absent"}, "the master key cannot be read from absent"),
-        ({"KITH_RUNTIME": "AbsentExecutionProvider"}, "AbsentExecutionProvider is not in this onnxruntime"),
-        ({"KITH_PACK": "/nowhere"}, "/nowhere is not a directory"),
-        ({"KITH_DATA_DIR": "/proc/data"}, "(storage_unavailable)"),
-        ({"KITH_DATABASE_URL": "sqlite:////proc/kith.db"}, "(storage_unavailable)"),
-    ],
-)
-def test_a_start_that_fails_leaves_no_data_behind(tmp_path: Path, settings: dict[str, str], said: str) -> None:
-    done = served(tmp_path, **settings)
-    assert done.returncode != 0
-    assert said in done.stderr
-    assert "KITH_DATA_DIR" in done.stderr or "storage" not in said
-    # No request was sent that could be repeated with an Idempotency-Key.
-    assert not any(word in done.stderr for word in ("Traceback", "Idempotency", "guessable"))
-    assert list(tmp_path.iterdir()) == []
+def test_a_start_that_fails_leaves_no_data_behind(tmp_path: Path) -> None:
+    write_pack(tmp_path / "pack", "recognizer")
+    refused = {
+        "KITH_API_KEY=guessable": ["fewer than 32 characters"],
+        "KITH_MASTER_KEY_FILE=absent": ["the master key cannot be read from absent"],
+        "KITH_RUNTIME=AbsentExecutionProvider": ["AbsentExecutionProvider is not in this onnxruntime"],
+        f"KITH_PACK={tmp_path / 'pack'}": ["must be finite"],
+        "KITH_DATABASE_URL=sqlite:////proc/kith.db": ["KITH_DATA_DIR"],
+        "KITH_DATA_DIR=/proc/data": ["KITH_DATA_DIR"],
+        # All wrong variables are named at once.
+        "KITH_PORT=-1 KITH_DEVISE=cpu KITH_MAX_IMAGE=1": [
+            "KITH_PORT: Input should",
+            "KITH_DEVICE?",
+            "KITH_MAX_IMAGES?",
+        ],
+    }
+    folders = [tmp_path / str(number) for number in range(len(refused))]
+    settings = [dict(each.split("=", 1) for each in text.split()) for text in refused]
+    ran = run_all(*((folder, ["serve"], each) for folder, each in zip(folders, settings, strict=True)))
+    for folder, said, (status, printed) in zip(folders, refused.values(), ran, strict=True):
+        assert status in (EXIT_USAGE, EXIT_FAILED) and all(each in printed for each in said)
+        # No request was sent that could be repeated with an Idempotency-Key.
+        assert "Idempotency" not in printed and "guessable" not in printed
+        assert list(folder.iterdir()) == []
 
 
 UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -184,75 +208,68 @@ UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
 """tests/models/vision/test_output_check.py has all that is refused."""
 
 
-@pytest.mark.parametrize("engine", get_args(Engine))
-@pytest.mark.parametrize("task", UNUSABLE)
-def test_an_unusable_network_stops_the_start(tmp_path: Path, task: str, engine: str) -> None:
-    pack, (write, said) = tmp_path / "pack", UNUSABLE[task]
-    pack.mkdir()
-    scrfd_network(pack / "detector.onnx")
-    color_network(pack / "recognizer.onnx")
+def write_pack(folder: Path, unusable: str) -> None:
+    folder.mkdir()
+    scrfd_network(folder / "detector.onnx")
+    color_network(folder / "recognizer.onnx")
     tasks = {
         "detection": {"file": "detector.onnx"},
         "recognition": {"file": "recognizer.onnx", "embedding_dimension": 64},
         "liveness": {"file": "liveness.onnx"},
     }
-    if task != "liveness":
+    if unusable != "liveness":
         del tasks["liveness"]
     manifest = {"manifest_version": 2, "model_id": "small", "license": "MODEL.LICENSE", "tasks": tasks}
-    (pack / "manifest.json").write_text(json.dumps(manifest))
-    write(pack / f"{task}.onnx")
-    settings = load_settings(pack=pack, runtime=engine, data_dir=tmp_path / "data", log_level="ERROR")
-    with pytest.raises(PackError, match=said), embedded(settings):
-        pass
-    assert not (tmp_path / "data").exists()
-    if (task, engine) == ("recognizer", "onnxruntime"):
-        (tmp_path / "work").mkdir()
-        done = served(tmp_path / "work", KITH_PACK=str(pack), KITH_RUNTIME=engine)
-        assert (done.returncode, list((tmp_path / "work").iterdir())) == (EXIT_FAILED, [])
-        assert said in done.stderr and "(pack)" in done.stderr and "Traceback" not in done.stderr
-
-
-def restricted() -> list[str]:
-    """Return the start of a command to which file permissions apply, also for root."""
-    return ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
-
-
-def take_away(path: Path, mode: int) -> None:
-    """Give a file to another user. Without root, forbid the owner to write it instead."""
-    if os.geteuid() == 0:
-        os.chown(path, 65534, 65534)
-    path.chmod(mode if os.geteuid() == 0 else mode & 0o444)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    UNUSABLE[unusable][0](folder / f"{unusable}.onnx")
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "command"),
-    [
-        ("data/kith.db", 0o644, "serve"),
-        ("data/kith.db", 0o600, "doctor"),
-        ("data/kith.db-shm", 0o600, "serve"),
-        ("data", 0o644, "serve"),
-        ("data/spool", 0o600, "serve"),
-        ("key", 0o600, "doctor"),
-    ],
+    ("task", "engine"), [*((task, "onnxruntime") for task in UNUSABLE), ("recognizer", "openvino")]
 )
-def test_a_start_without_the_right_to_write_is_refused(tmp_path: Path, name: str, mode: int, command: str) -> None:
-    folder, path = tmp_path / "data", tmp_path / name
-    open_database(f"sqlite:///{folder / 'kith.db'}").close()
-    if name == "data/spool":
-        path.mkdir()
-    elif not path.exists():
-        path.write_text(f"{TEXT}\n" if name == "key" else "")
-    take_away(path, mode | 0o111 if path.is_dir() else mode)
-    key = {"KITH_MASTER_KEY_FILE": str(path)} if name == "key" else {"KITH_MASTER_KEY": TEXT}
+def test_an_unusable_network_stops_the_start(tmp_path: Path, task: str, engine: str) -> None:
+    write_pack(tmp_path / "pack", task)
+    settings = load_settings(pack=tmp_path / "pack", runtime=engine, data_dir=tmp_path / "data", log_level="ERROR")
+    with pytest.raises(PackError, match=UNUSABLE[task][1]), embedded(settings):
+        pass
+    assert not (tmp_path / "data").exists()
+
+
+REFUSED_FILES = (
+    ("data/kith.db", 0o644, "serve"),
+    ("data/kith.db", 0o600, "doctor"),
+    ("data/kith.db-shm", 0o600, "serve"),
+    ("data", 0o755, "serve"),
+    ("data/spool", 0o711, "serve"),
+    ("key", 0o600, "doctor"),
+)
+
+
+def test_a_start_without_the_right_to_write_is_refused(tmp_path: Path) -> None:
+    """To files of another user. Without root, the owner may not write them either."""
+    commands, paths = list[Command](), list[Path]()
+    for number, (name, mode, command) in enumerate(REFUSED_FILES):
+        folder, path = tmp_path / str(number), tmp_path / str(number) / name
+        open_database(f"sqlite:///{folder / 'data' / 'kith.db'}").close()
+        if name == "data/spool":
+            path.mkdir()
+        elif not path.exists():
+            path.write_text(f"{TEXT}\n" if name == "key" else "")
+        key = {"KITH_MASTER_KEY_FILE": str(path)} if name == "key" else {"KITH_MASTER_KEY": TEXT}
+        commands.append((folder, [command], {"KITH_DATA_DIR": str(folder / "data"), **key}))
+        paths.append(path)
+        path.chmod(mode if os.geteuid() == 0 else mode & 0o555)
+        if os.geteuid() == 0:
+            os.chown(path, 65534, 65534)
     try:
-        done = served(tmp_path, command, KITH_DATA_DIR=str(folder), COLUMNS="400", **key)
+        ran = run_all(*commands)
     finally:
-        path.chmod(0o755)
-    said = done.stdout if command == "doctor" else done.stderr
-    assert (done.returncode, str(path) in said) == (1 if command == "doctor" else EXIT_FAILED, True)
+        for path in paths:
+            path.chmod(0o755)
     remedy = "KITH_DATA_DIR and KITH_DATABASE_URL to the user that runs Kith (chown)"
-    assert remedy in said or name == "key" or command == "doctor"
-    assert "Traceback" not in done.stderr
+    for (name, _, command), path, (status, printed) in zip(REFUSED_FILES, paths, ran, strict=True):
+        assert (status, str(path) in printed) == (1 if command == "doctor" else EXIT_FAILED, True), name
+        assert remedy in printed or command == "doctor"
 
 
 def test_a_server_whose_database_file_becomes_read_only_is_not_ready(
@@ -275,45 +292,41 @@ def test_a_server_whose_database_file_becomes_read_only_is_not_ready(
         assert httpx.get(f"{url}/readyz").status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("rights", "said"),
-    [
-        ("SELECT", "lacks INSERT on"),
-        ("SELECT, INSERT, DELETE", "lacks UPDATE on"),
-        ("SELECT, INSERT, UPDATE, DELETE", "lacks USAGE on the sequence of"),
-    ],
-)
-def test_a_postgresql_account_without_rights_is_refused(postgres: Postgres, rights: str, said: str) -> None:
+def test_a_postgresql_account_without_rights_is_refused(postgres: Postgres) -> None:
     name = f"kith_{uuid.uuid4().hex}"
     owner = postgres.create(name)
     open_database(owner).close()
-    account = owner.replace("kith@", f"{name}@")
-    plain = engine_of(owner)
+    account, plain = owner.replace("kith@", f"{name}@"), engine_of(owner)
+
+    def run(statement: str) -> None:
+        with plain.begin() as connection:
+            connection.execute(sa.text(statement))
+
+    def refused(match: str) -> None:
+        with pytest.raises(StorageError, match=match) as raised:
+            open_database(account)
+        assert raised.value.remedy == ACCOUNT_REMEDY
+
     try:
-        with plain.begin() as connection:
-            connection.execute(sa.text(f"CREATE ROLE {name} LOGIN"))
-            connection.execute(sa.text(f"GRANT {rights} ON ALL TABLES IN SCHEMA public TO {name}"))
-        with pytest.raises(StorageError, match="permission denied" if "DELETE" not in rights else said) as raised:
-            open_database(account)
-        assert raised.value.remedy == ACCOUNT_REMEDY
-        with plain.begin() as connection:
-            connection.execute(sa.text(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}"))
-            connection.execute(sa.text(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {name}"))
-        database = open_database(account)
-        database.check_writable()
-        with plain.begin() as connection:
-            connection.execute(sa.text(f"ALTER ROLE {name} SET default_transaction_read_only TO on"))
-        database.engine.dispose()
-        with pytest.raises(StorageError, match="standby"):
+        run(f"CREATE ROLE {name} LOGIN")
+        for rights, said in (
+            ("SELECT", "permission denied"),
+            ("INSERT, DELETE", "lacks UPDATE on"),
+            ("UPDATE", "lacks USAGE on the sequence of"),
+        ):
+            run(f"GRANT {rights} ON ALL TABLES IN SCHEMA public TO {name}")
+            refused(said)
+        run(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {name}")
+        with closing(open_database(account)) as database:
             database.check_writable()
-        database.close()
-        with pytest.raises(StorageError, match="read-only transaction") as raised:
-            open_database(account)
-        assert raised.value.remedy == ACCOUNT_REMEDY
+            run(f"ALTER ROLE {name} SET default_transaction_read_only TO on")
+            database.engine.dispose()
+            with pytest.raises(StorageError, match="standby"):
+                database.check_writable()
+        refused("read-only transaction")
     finally:
-        with plain.begin() as connection:
-            connection.execute(sa.text(f"DROP OWNED BY {name}"))
-            connection.execute(sa.text(f"DROP ROLE {name}"))
+        run(f"DROP OWNED BY {name}")
+        run(f"DROP ROLE {name}")
         plain.dispose()
         postgres.drop(name)
 
@@ -349,16 +362,6 @@ def test_a_variable_that_nothing_reads_stops_every_command(
         (tmp_path / ".env").write_text(f"OTHER PROGRAM\n{line}\n", "latin-1")
         with pytest.raises(SettingsError, match=wrong):
             load_settings()
-
-
-def test_commands_name_all_variables_that_nothing_reads(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("KITH_DEVISE=cpu\nOTHER=1\n")
-    for words in (["serve"], ["models", "list"]):
-        done = served(tmp_path, *words, KITH_MAX_IMAGE="1", KITH_PORT="-1")
-        assert done.returncode == EXIT_USAGE
-        for said in ("KITH_MAX_IMAGES?", "KITH_DEVICE?", "KITH_PORT: Input should be greater"):
-            assert said in " ".join(done.stderr.split())
-        assert [path.name for path in tmp_path.iterdir()] == [".env"]
 
 
 def test_variables_of_services_and_of_other_programs_are_accepted(
@@ -427,35 +430,3 @@ def test_it_detects_embeds_and_verifies_without_a_database(
 def test_a_place_to_store_data_is_refused(setting: str) -> None:
     with pytest.raises(SettingsError, match=f"unset KITH_{setting.upper()}"):
         load_settings(stateless=True, **{setting: "http://127.0.0.1:1"})
-
-
-MAX_ENTERED = 42
-REPEATS = 5
-"""Threads in the background enter modules now and then: a request enters those of each repeated one."""
-
-
-def test_a_photo_s_identify_enters_no_further_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
-) -> None:
-    entered, is_recording = set[str](), threading.Event()
-
-    def note(frame: FrameType, event: str, _argument: Any) -> None:
-        if event == "call" and is_recording.is_set():
-            entered.add(frame.f_globals.get("__name__", ""))
-
-    # Of threads that start from now on, as by threading.setprofile.
-    monkeypatch.setattr(threading, "_profile_hook", note)
-    photo = jpeg(astronaut)
-    with embedded(load_settings(data_dir=tmp_path, log_level="WARNING")) as url, Kith(url) as kith:
-        kith.create_gallery("staff")
-        kith.enroll("staff", "ada", photo)
-        recorded = list[set[str]]()
-        for _ in range(2 + REPEATS):
-            entered.clear()
-            is_recording.set()
-            assert kith.identify("staff", photo).results[0].subject == "ada"
-            is_recording.clear()
-            own = {name for name in entered if name.startswith(("service.", "models.", "kith."))}
-            recorded.append(own - {"service.core.periodic"})  # writes the audit at its own times
-    always = set.intersection(*recorded[2:])
-    assert len(always) <= MAX_ENTERED, sorted(always)

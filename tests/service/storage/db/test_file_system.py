@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -24,70 +23,54 @@ from tests.syscall_faults import (
     run_failing,
 )
 
-OPEN = """
-import json
+OPEN_ALL = """
+import json, os
 from service.core.errors import KithError
 from tests.databases import open_database
-def attempt(step):
+for folder, is_late, faults in CASES:
+    if os.fork():
+        os.wait()
+        continue
+    url = f"sqlite:///{folder}/kith.db"
     try:
-        step()
+        if is_late:
+            database = open_database(url)
+            later = database.with_own_pool(1)
+            database.close()  # open connections share their memory with new ones of the process
+        install(*faults)
+        later.read().__enter__() if is_late else open_database(url)
     except KithError as error:
-        print(json.dumps(error.document()))
+        print(json.dumps(error.document()), flush=True)
+    os._exit(0)
 """
-AT_START = "install_faults(); attempt(lambda: open_database(URL))"
-LATER = """
-database = open_database(URL)
-later = database.with_own_pool(1)
-database.close()  # open connections share their memory with new ones of the process
-install_faults()
-attempt(lambda: later.read().__enter__())
-"""
-
-
-def opening(folder: Path, *faults: Fault, steps: str = AT_START) -> dict[str, str]:
-    """Return the error document of a process that opens the database in a folder."""
-    done = run_failing(f"URL = 'sqlite:///{folder / 'kith.db'}'\n{OPEN}\n{steps}", *faults)
-    assert done.returncode == 0, done.stderr
-    document: dict[str, str] = json.loads(done.stdout)
-    return document
-
-
 NO_LOCKS = "does not lock files, which SQLite needs"
+NO_MEMORY = "does not share memory, which SQLite's"
 LATE = "the file system does not lock or share files"
+FAULTS: list[tuple[list[Fault], str, str]] = [
+    *((failing_locks(error), NO_LOCKS, "local disk") for error in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EACCES)),
+    (failing_shared_memory(), NO_MEMORY, "local disk"),
+    (read_only_files(), "Read-only file system", "must be writable"),
+    (full_disk(), "", "Free disk space"),
+    (failing_locks(errno.EOPNOTSUPP), LATE, "local disk"),
+    (failing_shared_memory(), LATE, "local disk"),
+]
+"""Faults, and what the error says of them: ``LATE``, if they begin after the start."""
 
 
-@pytest.mark.parametrize(
-    ("existing", "faults", "code", "detail", "remedy"),
-    [
-        *(
-            (False, failing_locks(error), "storage_unavailable", f"{NO_LOCKS}: {os.strerror(error)}", "local disk")
-            for error in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EACCES)
-        ),
-        (True, failing_locks(errno.ENOLCK), "storage_unavailable", NO_LOCKS, "PostgreSQL"),
-        *(
-            (existing, *rest)
-            for existing in (False, True)
-            for rest in (
-                (failing_shared_memory(), "storage_unavailable", "does not share memory, which SQLite's", "local disk"),
-                (read_only_files(), "storage_unavailable", "Read-only file system", "must be writable"),
-                (full_disk(), "storage_full", "", "Free disk space"),
-            )
-        ),
-        *(
-            (False, faults, "storage_unavailable", LATE, "local disk")
-            for faults in (failing_locks(errno.EOPNOTSUPP), failing_shared_memory())
-        ),
-    ],
-)
-def test_the_fault_of_a_file_system_is_reported(
-    tmp_path: Path, existing: bool, faults: list[Fault], code: str, detail: str, remedy: str
-) -> None:
+@pytest.mark.parametrize("existing", [False, True])
+def test_the_fault_of_a_file_system_is_reported(tmp_path: Path, existing: bool) -> None:
     """Failing locks are not taken for locks of others."""
-    if existing:
-        open_database(f"sqlite:///{tmp_path / 'kith.db'}").close()
-    document = opening(tmp_path, *faults, steps=LATER if LATE in detail else AT_START)
-    assert document["code"] == code
-    assert detail in document["detail"] and remedy in document["remedy"]
+    folders = [tmp_path / str(number) for number in range(len(FAULTS))]
+    for folder in folders:
+        folder.mkdir()
+        if existing:
+            open_database(f"sqlite:///{folder / 'kith.db'}").close()
+    cases = [(str(folder), detail == LATE, faults) for folder, (faults, detail, _) in zip(folders, FAULTS, strict=True)]
+    done = run_failing(f"CASES = {cases!r}\n{OPEN_ALL}")
+    for text, (faults, detail, remedy) in zip(done.stdout.splitlines(), FAULTS, strict=True):
+        document = json.loads(text)
+        assert document["code"] == ("storage_full" if faults == full_disk() else "storage_unavailable"), done.stderr
+        assert detail in document["detail"] and remedy in document["remedy"]
 
 
 def test_a_database_that_another_process_writes_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
