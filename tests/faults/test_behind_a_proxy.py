@@ -10,8 +10,7 @@ import shutil
 import ssl
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from kith import Kith, Risk
 from service.server import embedded
 from service.settings import load_settings
 from tests.certificates import certify
-from tests.conftest import ROOT, jpeg
+from tests.conftest import ROOT, is_eventually, jpeg
 from tests.faults import LONG
 from tests.faults.servers import Server, free_port, serving
 from tests.milvus_lite import MilvusLite
@@ -61,13 +60,6 @@ def proxy(*nodes: str, **environment: str) -> Iterator[str]:
         process.wait(60)
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.05)
-
-
 def status(url: str, **arguments: object) -> int | None:
     try:
         return httpx.get(url, **arguments).status_code  # type: ignore[arg-type]
@@ -92,7 +84,7 @@ def scaled(
         serving(tmp_path, database, database) as nodes,
         proxy(*(node.url.removeprefix("http://") for node in nodes)) as url,
     ):
-        until(lambda: status(f"{url}/readyz") == 200)
+        is_eventually(lambda: status(f"{url}/readyz") == 200)
         yield nodes, url
 
 
@@ -114,7 +106,7 @@ def test_a_node_is_killed_and_comes_back(
 
     def until_further(count: int) -> None:
         before = len(acknowledged)
-        until(lambda: len(acknowledged) >= before + count or writer.done())
+        is_eventually(lambda: len(acknowledged) >= before + count or writer.done())
 
     with Kith(url, KEY) as kith, ThreadPoolExecutor(1) as thread:
         kith.create_gallery("g")
@@ -152,7 +144,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_no_node_is_said_in_words() -> None:
     with proxy(*(f"127.0.0.1:{free_port()}" for _ in range(2))) as url:
-        until(lambda: status(f"{url}/readyz") is not None)
+        is_eventually(lambda: status(f"{url}/readyz") is not None)
         answer = httpx.get(f"{url}/readyz")
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "2"
@@ -162,7 +154,7 @@ def test_no_node_is_said_in_words() -> None:
 def test_one_node_of_two_is_enough_and_a_key_has_a_rate(node: str, astronaut: NDArray[np.uint8]) -> None:
     """However the key is sent. Keys do not share a rate."""
     with proxy(f"127.0.0.1:{free_port()}", node, KITH_REQUESTS_PER_MINUTE="5") as url:
-        until(lambda: status(f"{url}/readyz") == 200)
+        is_eventually(lambda: status(f"{url}/readyz") == 200)
         assert usual_time_s(url.removeprefix("http://")) < DELAYED_ACK_S / 2
         with Kith(url, KEY, attempts=1) as kith:
             assert kith.detect(jpeg(astronaut)).images
@@ -183,8 +175,8 @@ def test_tls_ends_at_the_proxy(node: str, tmp_path: Path) -> None:
         proxy(node, node, KITH_TLS_LISTEN=f"127.0.0.1:{port}", KITH_TLS_FILE=str(file)) as url,
         httpx.Client(verify=trusted, headers={"X-API-Key": KEY}) as client,
     ):
-        until(lambda: status(f"{url}/readyz") == 308)
-        until(lambda: client.get(f"https://127.0.0.1:{port}/readyz").status_code == 200)
+        is_eventually(lambda: status(f"{url}/readyz") == 308)
+        is_eventually(lambda: client.get(f"https://127.0.0.1:{port}/readyz").status_code == 200)
         answer = client.get(f"https://127.0.0.1:{port}/v1/models")
         assert answer.status_code == 200
         assert answer.headers["strict-transport-security"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +29,7 @@ from service.storage.privacy.backup import back_up, restore
 from service.storage.repositories.jobs import ARCHIVE_KINDS, ItemOutcome, Job, JobStore, LeaseLostError
 from service.storage.repositories.store import Store
 from tests.databases import ON_BOTH, open_database
+from tests.faults.killing import Process
 from tests.refusals import raises_code
 
 PROBLEM = ImageError("low_quality", "out of bounds: sharpness").document()
@@ -378,31 +377,25 @@ def test_a_job_whose_process_died_is_taken_over_and_given_up_if_it_kills_them_al
     assert (ended.state, ended.problem["code"], ended.progress.done) == ("failed", "job_crashed", 0)
 
 
-BLOCKED = """
-import asyncio, sys, threading
-from service.jobs import runner
-from service.storage.repositories.jobs import ARCHIVE_KINDS, JobStore
-from tests.databases import ON_BOTH, open_database
+def run_blocked(url: str, _pipe: object) -> None:
+    runner_module.STOP_S, begun = 0.1, threading.Event()  # type: ignore[misc]
 
-async def main():
-    begun = threading.Event()
-    def blocked(context):
+    def blocked(_: JobContext) -> None:
         begun.set()
         threading.Event().wait()
-    kinds = {"work": runner.JobKind(blocked)}
-    async with runner.Runner(JobStore(open_database(sys.argv[1])), kinds, poll_s=0.01):
-        while not begun.is_set():
-            await asyncio.sleep(0.01)
 
-runner.STOP_S = 0.1
-asyncio.run(main())
-"""
+    async def until_begun() -> None:
+        await asyncio.to_thread(begun.wait)
+
+    store = JobStore(open_database(url))
+    (job,) = store.list_jobs(None, (), None, 9)
+    run_until(store, job, runner(store, blocked), until_begun)
 
 
 def test_a_blocked_job_keeps_no_process_from_exiting(url: str, store: JobStore, gallery: Gallery) -> None:
     """Its lease is given back, so that another process goes on at once."""
     job = store.create(gallery, "work", {})
-    subprocess.run([sys.executable, "-c", BLOCKED, url], check=True, timeout=WAIT_S)
+    assert Process(run_blocked, url).ended() == []
     assert (store.job(job.id).state, store.job(job.id).owner) == ("queued", None)
 
 

@@ -156,9 +156,6 @@ def test_galleries_jobs_readiness_and_the_process(families: dict[str, Metric]) -
         "audit",
     }
     assert 0 < value(families, "kith_disk_free_bytes") < value(families, "kith_disk_size_bytes")
-    assert value(families, "process_resident_memory_bytes") > 1e7
-    assert value(families, "process_open_fds") > 3
-    assert value(families, "kith_network_info") >= 2
 
 
 def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from service.domain.gallery import Gallery, IdempotentResponse
 from service.index.follower import Followers, in_process
 from service.operations import housekeeping
 from service.operations.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
+from service.operations.status import RecentState
 from service.server import embedded
 from service.settings import load_settings
 from service.storage.audit.log import AuditFilter, listed_lines
@@ -41,7 +43,7 @@ from tests.conftest import is_eventually
 from tests.databases import ON_BOTH, ON_POSTGRESQL, claimed, open_database
 from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
-from tests.service.storage.privacy.test_erasure import made, some
+from tests.service.storage.scene import made, some
 
 NOW = datetime.now(UTC)
 
@@ -275,6 +277,7 @@ def test_a_service_tells_of_a_wrong_clock_until_it_is_corrected(
 ) -> None:
     clock = Clocks()
     monkeypatch.setattr(wiring, "Clock", lambda: clock)
+    monkeypatch.setattr(wiring, "RecentState", partial(RecentState, fresh_s=0))
     monkeypatch.setattr(housekeeping, "CHECK_INTERVAL_S", 0.05)
     settings = load_settings(data_dir=tmp_path, log_level="ERROR")
     with embedded(settings) as url, Kith(url) as kith:
@@ -300,8 +303,7 @@ def test_a_server_started_with_a_wrong_clock_erases_nothing(database: Database, 
     crowd(database, rng, 1, 0)
     house = Housekeeping(database, Store(database), Retention(database), clock=Clocks(NOW + timedelta(days=400)))
     house.look()
-    assert house.paused is not None
-    assert "the database server" in house.paused.detail
+    assert house.paused is not None and "the database server" in house.paused.detail
     assert Store(database).galleries.get("g").templates == 1
 
 

@@ -98,24 +98,6 @@ def test_where_nothing_was_written_a_search_reads_nothing(database_url: Database
         assert one.statements_of(lambda: one.search("g", probe)) == asked
 
 
-def test_autocommitted_writes_are_noticed(tmp_path: Path) -> None:
-    """SQLite counts commits of other connections, despite checkpoints and log restarts."""
-    url = f"sqlite:///{tmp_path / 'kith.db'}"
-    with closing(Process(url)) as one, closing(Process(url)) as two:
-        assert one.database.file_version() == one.database.file_version()
-        for i in range(20):
-            before = one.database.file_version()
-            (one, two)[i % 2].store.galleries.create(f"g{i}", "f" * 32, DIMENSION, GallerySettings())
-            after = one.database.file_version()
-            assert before is not None and after is not None and before < after
-            if i % 3 == 0:
-                with two.database.engine.connect() as connection:
-                    connection.exec_driver_sql("ROLLBACK")
-                    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-            # Reads and rollbacks need not be noticed as changes; each result is read to its end.
-            assert one.store.galleries.get(f"g{i}") == one.store.galleries.get(f"g{i}")
-
-
 def test_a_subject_row_removed_by_another_program_is_reported_as_damage(
     kith: Kith, gallery: str, settings: Settings, rng: np.random.Generator
 ) -> None:

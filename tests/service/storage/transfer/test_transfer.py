@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,13 +29,12 @@ from typer.testing import CliRunner
 from kith import Kith, KithClientError
 from kith.options import GalleryOptions, QualityGateOptions
 from kith.wire.galleries import GallerySettingsIn
-from kith.wire.identifiers import FORBIDDEN_IN_IDS_PATTERN, FORBIDDEN_PATTERN, JOINERS, remove_strays, to_nfc
 from kith.wire.transfer import GalleryFileHeader, ImportOut
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.cli.main import app
-from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
-from service.domain.gallery_items import FileRow, checked, normalize_rows
+from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, SubjectFilter
+from service.domain.gallery_items import FileRow
 from service.operations.transfers import MAX_EXPORTS, THREADS
 from service.settings import Settings
 from service.storage.privacy.retention import Retention
@@ -61,8 +59,9 @@ class Place:
         self._dimension = dimension
         self.gallery = self.another("g")
 
-    def another(self, name: str) -> Gallery:
-        return self.store.galleries.create(name, FINGERPRINT, self._dimension, GallerySettings())
+    def another(self, name: str, keep_crops: bool = False) -> Gallery:
+        settings = GallerySettings(keep_crops=keep_crops)
+        return self.store.galleries.create(name, FINGERPRINT, self._dimension, settings)
 
     def take(self, file: bytes, gallery: Gallery | None = None) -> ImportOut:
         taking = Import(self.bulk, gallery or self.gallery)
@@ -74,12 +73,12 @@ class Place:
             taking.take(block)
         return taking.report
 
-    def file(self, name: str = "g") -> bytes:
-        return b"".join(export(self.bulk, name, lambda _: {}))
+    def file(self, name: str = "g", crops: bool = False) -> bytes:
+        return b"".join(export(self.bulk, name, lambda _: {}, crops=crops))
 
-    def contents(self, name: str = "g") -> list[Any]:
+    def contents(self, name: str = "g", crops: bool = False) -> list[Any]:
         """Return all contents except keys, in comparable form."""
-        return [orjson.loads(line) for line in self.file(name).splitlines()[1:]]
+        return [orjson.loads(line) for line in self.file(name, crops).splitlines()[1:]]
 
 
 @pytest.fixture
@@ -101,14 +100,8 @@ def line(subject: str, given: Any = None, **fields: Any) -> bytes:
     return orjson.dumps(fields) + b"\n"
 
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20).map(to_nfc)
-IN_ONE_LINE = TEXT.filter(lambda text: not FORBIDDEN_PATTERN.search(text))
-IDS = (
-    st.text(st.characters(exclude_categories=["Cc", "Cs", "Z"]), min_size=1, max_size=40)
-    .map(to_nfc)
-    .filter(lambda text: text.strip(JOINERS) not in ("", ".", "..") and not FORBIDDEN_IN_IDS_PATTERN.search(text))
-    .filter(lambda text: remove_strays(text) == text)
-)
+TEXT = st.text("aZ09 .-_\u00e9\u65e5\U0001f600'\"\\/", max_size=20).map(str.strip)
+IDS = st.text("aZ09.-_\u00e9\u65e5\U0001f600", min_size=1, max_size=40).filter(lambda text: text not in (".", ".."))
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
@@ -117,9 +110,9 @@ VALUES = st.recursive(
 PEOPLE = st.dictionaries(
     IDS,
     st.tuples(
-        st.none() | IN_ONE_LINE,
-        st.dictionaries(IN_ONE_LINE, VALUES, max_size=4),
-        st.lists(IN_ONE_LINE.filter(bool), max_size=4),
+        st.none() | TEXT,
+        st.dictionaries(TEXT, VALUES, max_size=4),
+        st.lists(TEXT.filter(bool), max_size=4),
         st.integers(0, 3),
     ),
     max_size=6,
@@ -135,21 +128,22 @@ def test_an_export_imported_elsewhere_gives_the_same_gallery(
     rng = np.random.default_rng(seed)
     elsewhere = Place(f"sqlite:///{tmp_path / uuid.uuid4().hex}.db")
     name = uuid.uuid4().hex
-    origin = place.another(name)
+    origin, crop = place.another(name, keep_crops=True), Crop(b"RIFF....WEBP\0\xff", ((1.5, 2.0),) * 5)
     for subject, (called, metadata, tags, count) in people.items():
         place.store.subjects.put(origin, subject, called, metadata, tags)
-        kinds = [("photo", {"score": 0.25, "yaw": -0.5}, 0.875), ("embedding", None, None)]
+        kinds = [("photo", {"score": 0.25, "yaw": -0.5}, 0.875, crop), ("embedding", None, None)]
         new = [NewTemplate(uuid.uuid4().hex, vector(rng), *kinds[i % 2]) for i in range(count)]  # type: ignore[arg-type]
         place.store.templates.enroll(origin, subject, new, None)
-    file = place.file(name)
-    for there in (elsewhere, place):
-        copy = there.another(uuid.uuid4().hex)
+    file, contents = place.file(name, crops=True), {crops: place.contents(name, crops) for crops in (True, False)}
+    assert not any("crop" in item for item in contents[False])
+    for there, keep in ((elsewhere, True), (place, False)):
+        copy = there.another(uuid.uuid4().hex, keep)
         report = there.take(file, copy)
         assert not report.refused_count
         again = there.take(file, copy)
         assert (again.subject_count, again.template_count, again.refused_count) == (0, 0, 0)
         assert again.present_count == report.template_count
-        assert there.contents(copy.name) == place.contents(name)
+        assert there.contents(copy.name, crops=True) == contents[keep]
         assert (found := there.store.galleries.get(copy.name)).subjects == len(people)
         assert found.templates == sum(count for *_, count in people.values())
         for _, metadata, tags, _ in people.values():
@@ -208,6 +202,7 @@ def test_each_item_fails_alone_with_its_line_and_reason(place: Place, rng: np.ra
         {"created_at": "yesterday"},
         *({name: at} for name in times for at in too_early + too_late),
         *({"quality": {"score": score}} for score in (1e300, -0.1, None, "high")),
+        {"crop": "UklGRg==", "landmarks": [[1]]},
     ]
     file: list[tuple[bytes, str | None]] = [
         (ndjson.header_line(HEADER), None),
@@ -222,7 +217,7 @@ def test_each_item_fails_alone_with_its_line_and_reason(place: Place, rng: np.ra
         (line("a", np.full(8, np.nan)), "embedding_invalid"),
         (line("a", None, template=uuid.uuid4().hex), "embedding_invalid"),
         (b'{"subject": 7}\n', "item_invalid"),
-        (line("last", other, created_at="1970-01-01T00:00:00Z", quality={"score": 1}), None),
+        (line("last", 7 * other, created_at="1970-01-01T00:00:00Z", quality={"score": 1}), None),
     ]
     report = place.take(b"".join(text for text, _ in file))
     refused = {number: code for number, (_, code) in enumerate(file, start=1) if code is not None}
@@ -232,6 +227,7 @@ def test_each_item_fails_alone_with_its_line_and_reason(place: Place, rng: np.ra
     assert "embedding: 3 bytes are not float32 numbers of 4 bytes" in details[7]
     assert (report.subject_count, report.template_count, report.refused_count) == (2, 2, len(refused))
     assert [s.id for s in place.store.subjects.list_page(place.gallery, None, 10, SubjectFilter())] == ["a", "last"]
+    assert np.allclose(place.store.templates.vectors(place.gallery, "last")[0], other, atol=1e-6)  # normalized
     later = place.take(line("b", good, template=taken) + line("a", other, template=taken))
     assert [r.error.code for r in later.refusals] == ["template_conflict"] * 2
 
@@ -276,44 +272,6 @@ def test_memory_does_not_grow_with_the_file(place: Place) -> None:
         held.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
     assert max(held[5:]) - held[4] < 500_000, held  # 1,000 refusals are kept
-
-
-def test_crops_are_exported_on_request_and_imported_where_enabled(
-    place: Place, rng: np.random.Generator, tmp_path: Path
-) -> None:
-    face = {"crop": base64.b64encode(b"RIFF....WEBP\0\xff").decode(), "landmarks": [[1.5, 2.0]] * 5}
-    keeping = place.store.galleries.update("g", lambda settings: replace(settings, keep_crops=True))
-    report = place.take(
-        line("a", vector(rng), **face) + line("a", vector(rng)) + line("a", vector(rng), **face | {"landmarks": [[1]]}),
-        gallery=keeping,
-    )
-    assert [(r.item, r.error.code) for r in report.refusals] == [(3, "item_invalid")]
-    elsewhere = Place(f"sqlite:///{tmp_path / 'elsewhere.db'}")
-    file = b"".join(export(place.bulk, "g", lambda _: {}, crops=True))
-    for keep in (True, False):
-        elsewhere.another(f"copy-{keep}")
-        copy = elsewhere.store.galleries.update(f"copy-{keep}", partial(replace, keep_crops=keep))
-        assert elsewhere.take(file, copy).template_count == 2
-        out = b"".join(export(elsewhere.bulk, copy.name, lambda _: {}, crops=True))
-        _, with_crop, without = map(orjson.loads, out.splitlines())
-        assert {key: with_crop.get(key) for key in face} == (face if keep else dict.fromkeys(face))
-        assert "crop" not in without
-    assert b"crop" not in place.file()
-    elsewhere.store.close()
-
-
-@hypothesis.settings(max_examples=50)
-@given(scale=st.floats(1e-5, 1e5), seed=st.integers(0, 100))
-def test_vectors_are_normalized_once(place: Place, scale: float, seed: int) -> None:
-    given_vectors = np.random.default_rng(seed).normal(size=(4, DIMENSION)).astype(np.float32) * np.float32(scale)
-    file = b"".join(line(f"s{i}", v) for i, v in enumerate(given_vectors))
-    (block,) = [*(lines := ndjson.Lines(HEADER)).feed(file), *lines.end()]
-    once, refused = checked(block, place.gallery)
-    assert not refused
-    vectors = np.stack([item.template.vector for item in once if item.template is not None])
-    np.testing.assert_allclose(np.linalg.norm(vectors.astype(np.float64), axis=1), 1, atol=2e-6)
-    np.testing.assert_allclose(vectors, l2_normalize(given_vectors), atol=1e-6)
-    assert np.array_equal(vectors, normalize_rows(vectors)[0])
 
 
 @ON_BOTH
@@ -461,9 +419,9 @@ def test_an_import_can_create_the_gallery(kith: Kith, gallery: str) -> None:
 
 def test_stalled_and_abandoned_exports_delay_only_exports(kith: Kith, server: str, gallery: str) -> None:
     """And an import may exceed the limit of a request."""
-    file = header_of(kith) + people(kith, 9000)
+    file = header_of(kith) + people(kith, 4500)
     assert len(file) > 4_500_000
-    assert rest(kith, gallery, file).json()["template_count"] == 9000
+    assert rest(kith, gallery, file).json()["template_count"] == 4500
     for _ in range(MAX_EXPORTS + 1):
         pieces = kith.export_gallery(gallery)
         next(pieces)
@@ -472,13 +430,13 @@ def test_stalled_and_abandoned_exports_delay_only_exports(kith: Kith, server: st
     for pieces in stalled:
         next(pieces)
     for _ in range(20):
-        assert kith.gallery(gallery).template_count == 9000
+        assert kith.gallery(gallery).template_count == 4500
     with Kith(server, attempts=1) as once, pytest.raises(KithClientError, match="overloaded"):
         next(once.export_gallery(gallery))
     for pieces in stalled:
         pieces.close()
     without = b"".join(kith.export_gallery(gallery, embeddings=False)).splitlines()
-    assert len(without) == 9001 and orjson.loads(without[0])["embeddings"] is False
+    assert len(without) == 4501 and orjson.loads(without[0])["embeddings"] is False
     assert not any(b'"embedding":' in text for text in without)
     for _ in range(MAX_EXPORTS + 1):  # an export that cannot start releases its slot
         with pytest.raises(KithClientError, match="gallery_not_found"):
@@ -511,12 +469,9 @@ def test_imports_delay_no_other_requests(
     assert kith.gallery(gallery).template_count == 10
 
 
-@pytest.mark.parametrize("suffix", ["ndjson", "ndjson.gz"])
-def test_commands_export_and_import_a_gallery(
-    kith: Kith, server: str, gallery: str, tmp_path: Path, suffix: str
-) -> None:
+def test_commands_export_and_import_a_gallery(kith: Kith, server: str, gallery: str, tmp_path: Path) -> None:
     rest(kith, gallery, header_of(kith) + people(kith, 7))
-    file, run = str(tmp_path / f"file.{suffix}"), CliRunner().invoke
+    file, run = str(tmp_path / "file.ndjson.gz"), CliRunner().invoke
     assert run(app, ["gallery", "export", gallery, file, "--url", server]).exit_code == 0
     done = run(app, ["gallery", "import", f"{gallery}-2", file, "--create", "--url", server, "--json"])
     assert done.exit_code == 0, done.output
