@@ -10,14 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.risk.calibration import Calibration
-from models.risk.gallery_risk import GalleryRisk
 from models.runtime.network import Float
 from service.core.errors import RiskUncalibratedError
-from service.domain.fusion import fuse_similarities
-from service.domain.gallery import Snapshot
 from service.domain.outcomes import RiskTarget
 from service.risk.decision import EnrolledSubject, compare_faces, compare_with_subject, decide, decide_pair
-from service.risk.evidence import impostor_evidence
 from service.risk.threshold import (
     Candidate,
     ImpostorRisk,
@@ -153,29 +149,6 @@ def test_who_has_more_templates_than_the_galleries_strangers_met_is_judged_by_mo
     assert found.model is not None
     assert found.model.source == "both"
     assert found.model.comparisons_per_subject == max(1, 5 / usual)
-
-
-def test_strangers_of_a_person_of_many_templates_are_within_the_rate(rng: np.random.Generator) -> None:
-    """Gallery of people with one template, and a few with twenty."""
-    centers = units(rng, 330, 64)
-    counts = np.repeat([1, 20], [300, 30])
-    pks = np.repeat(np.arange(330), counts)
-    noise = units(rng, len(pks), 64)
-    vectors = centers[pks] + 0.9 * noise
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    qualities = np.full(len(pks), 0.8, np.float32)
-    strangers = units(rng, 1500, 64)
-    evidence = impostor_evidence(Snapshot(0, np.arange(len(pks)), pks, vectors, qualities))
-    known = ImpostorRisk(GalleryRisk(evidence, None).raw_curve, "gallery", mean_templates=len(pks) / 330)
-    alarms = []
-    for person in range(300, 330):
-        own = pks == person
-        enrolled = EnrolledSubject(vectors[own], qualities[own], known)
-        found = compare_with_subject(strangers[0], enrolled)
-        accept = thresholds_for(RiskTarget("fpir", 0.01), found.model, 1).accept
-        fused = fuse_similarities(strangers, vectors[own], np.zeros(20, np.int64), qualities[own])
-        alarms.append((fused >= accept).mean())
-    assert np.mean(alarms) <= 0.0125
 
 
 def test_two_faces_by_the_pack(rng: np.random.Generator, of_pack: ImpostorRisk) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import uuid
 from contextlib import closing
 from datetime import UTC, datetime
@@ -11,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kith import Kith, KithClientError
+from kith import Kith
 from kith.options import Risk
 from kith.wire.identification import IdentityOut
 from kith.wire.risk import GalleryRiskOut
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration, fmr_for_fpir, histogram
 from models.risk.gallery_risk import GalleryRisk
-from models.risk.impostor_evidence import RIVAL_WEIGHT, rival_shift, search_scores
+from models.risk.impostor_evidence import RIVAL_WEIGHT, rival_shift
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.domain.fusion import fuse_similarities
@@ -97,31 +98,6 @@ def test_evidence_is_what_a_loop_over_subjects_finds(rng: np.random.Generator) -
     assert (found.probes, found.subjects) == (len(subjects), len(subjects))
 
 
-def test_people_who_resemble_each_other_are_not_taken_for_strangers_more_often(rng: np.random.Generator) -> None:
-    """A fifth of the people, and of the strangers, resemble each other more than the others do."""
-    axis = rng.choice([-1.0, 1.0], DIMENSION)
-
-    def alike(count: int) -> Float:
-        return l2_normalize(rng.normal(size=(count, DIMENSION)) + 0.5 * axis)
-
-    ratios = []
-    for _ in range(5):
-        enrolled = np.concatenate([people(rng, 80), alike(20)]).astype(np.float32)
-        crowds = people(rng, 2000), alike(500)
-        for with_levels in (False, True):
-            evidence = impostor_evidence(snapshot(enrolled, list(range(100))), with_levels=with_levels)
-            levels = evidence.levels.values if evidence.levels else np.zeros(100)
-            assert evidence.rival is not None
-            best = [
-                np.array([max(search_scores(row.tolist(), evidence.rival)) for row in crowd @ enrolled.T - levels])
-                for crowd in crowds
-            ]
-            threshold = np.quantile(np.concatenate(best), 0.9)
-            ratios.append(float((best[1] >= threshold).mean()) / 0.1)
-    assert np.mean(ratios[::2]) > 4
-    assert np.mean(ratios[1::2]) < 2
-
-
 def test_a_large_gallery_is_sampled_and_a_newcomer_hardly_changes_the_sample(rng: np.random.Generator) -> None:
     vectors = people(rng, MAX_PROBES + 300)
     taken = impostor_evidence(snapshot(vectors[:-1], list(range(1, len(vectors)))))
@@ -164,10 +140,6 @@ def test_searches_and_comparisons_are_decided_by_the_report(kith: Kith, gallery:
     assert all(point.low <= point.fpir <= point.high for point in report.curve)
     assert report.check is not None
     assert report.check.expected == pytest.approx(1.2)
-    for wrong in (0.0, 1.0, -0.1):
-        with pytest.raises(KithClientError, match="invalid_request"):
-            kith.risk(gallery, wrong)
-
     results = kith.identify(gallery, embeddings=list(people(rng, 5))).results
     for found in results:
         assert usual_threshold(found, report, dozen) == pytest.approx(report.threshold, abs=ROUNDED)
@@ -179,8 +151,6 @@ def test_searches_and_comparisons_are_decided_by_the_report(kith: Kith, gallery:
     kith.update_gallery(gallery, review_factor=1)
     plain = kith.risk(gallery)
     assert plain.review_threshold == plain.threshold == report.threshold
-    with pytest.raises(KithClientError):
-        kith.update_gallery(gallery, review_factor=0.5)
 
     # A face is compared with a subject as it is searched for.
     kith.enroll(gallery, "s0", embeddings=[people(rng, 1)[0]], allow_duplicate=True, allow_inconsistent=True)
@@ -207,25 +177,16 @@ def test_searches_and_comparisons_are_decided_by_the_report(kith: Kith, gallery:
         default = kith.verify(probe, (gallery, "s1")).risk
         assert default is not None and (default.fmr, default.threshold) == shown
 
-    # Two subjects that both reach the threshold are uncertain.
-    kith.update_gallery(gallery, risk={"fpir": 0.01})
-    (found,) = kith.identify(gallery, embeddings=[dozen[3]]).results
-    assert (found.outcome, found.subject) == ("identified", "s3")
-    twin = l2_normalize(dozen[3] + 0.001 * rng.normal(size=DIMENSION))
-    kith.enroll(gallery, "twin", embeddings=[twin], allow_duplicate=True)
-    kith.calibrate(gallery)  # the evidence may be of fewer people until then
-    (found,) = kith.identify(gallery, embeddings=[dozen[3]]).results
-    assert (found.outcome, found.subject) == ("uncertain", None)
-    assert [candidate.subject for candidate in found.candidates[:2]] == ["s3", "twin"]
-
 
 def test_the_threshold_is_the_gallerys_and_follows_all_but_few_changes(
-    kith: Kith, gallery: str, pack: ModelPack, rng: np.random.Generator
+    kith: Kith, gallery: str, pack: ModelPack, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     """A gallery with less similar people than the pack's calibration gets a lower threshold."""
     many = int(2 / STALE_SHARE)
     vectors = people(rng, many + 3, common=0.0)
-    enroll(kith, gallery, vectors[:many])
+    lines = [json.dumps({"subject": f"s{i}", "embedding": vector.tolist()}) for i, vector in enumerate(vectors[:many])]
+    (tmp_path / "many.ndjson").write_text("\n".join(lines))
+    kith.import_gallery(gallery, tmp_path / "many.ndjson", recognizer=kith.gallery(gallery).recognizer)
     assert pack.calibration is not None
     calibration = Calibration.from_document(pack.calibration)
     report, fmr = kith.calibrate(gallery), fmr_for_fpir(0.01, many)

@@ -102,6 +102,8 @@ Wrong = tuple[tuple[int, ...], int | None]
         ("BCA BB C", {((0,), 1), ((1,), 2)}),
         ("AAB BBA", {((2,), 1), ((5,), 0)}),
         ("AAa B", set()),  # a poor photo is held by one that is like it
+        ("AAp B", set()),  # a poorer one is more probably of its person than of another
+        ("AAq B", {((2,), None)}),  # like another subject, and more probably of nobody here
     ],
 )
 def test_mislabeled_templates_are_told_and_make_no_duplicates(
@@ -118,7 +120,7 @@ def test_mislabeled_templates_are_told_and_make_no_duplicates(
 
 def photos_of(shown: str) -> list[list[Float]]:
     numbers = count()
-    people = {"A": (A, 0.9), "B": (B, 0.9), "C": (C, 0.9), "a": (A, 0.4)}
+    people = {"A": (A, 0.9), "B": (B, 0.9), "C": (C, 0.9), "a": (A, 0.4), "p": (A, 0.26), "q": (B, 0.3)}
     return [[photo(people[one][0], next(numbers), people[one][1]) for one in subject] for subject in shown.split()]
 
 

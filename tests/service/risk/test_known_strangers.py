@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from PIL import Image
 
 from kith import Kith, KithClientError
 from kith.options import Risk
-from models.risk.calibration import Calibration
 from models.vision.recognition import l2_normalize
 from service.domain.gallery import Hit
 from service.risk.decision import (
@@ -35,7 +32,6 @@ from service.risk.threshold import Candidate, Thresholds
 from tests.commands import run_kith
 from tests.conftest import jpeg
 from tests.packs import BUNDLED_DIMENSION
-from tests.service.risk.test_one_face import simulated
 
 AT = Thresholds(accept=0.5, review=0.4, source="pack", extrapolated=False)
 ADA, BO, CY = 1, 2, 3
@@ -50,10 +46,6 @@ def beside(decision: Decision, outsiders: dict[int, float]) -> tuple[Decision, t
     """Return the decision beside one outsider of each subject with this similarity."""
     hits = [Hit(100 + owner, similarity) for owner, similarity in outsiders.items()]
     return without_known_stranger(decision, hits, {100 + owner: owner for owner in outsiders})
-
-
-def named(decision: Decision) -> int | None:
-    return decision.best.subject_pk if decision.outcome == "identified" and decision.best is not None else None
 
 
 @pytest.mark.parametrize(
@@ -99,43 +91,6 @@ def test_no_outcome_rises(scores: tuple[float, float, float], outsiders: dict[in
     best = after.best
     assert best is not None
     assert after.outcome == "unknown" or outsiders.get(best.subject_pk, -1) <= best.similarity
-
-
-def test_strangers_of_corrected_mistakes_are_known_at_their_next_photo(
-    calibration: Calibration, rng: np.random.Generator
-) -> None:
-    """Four thousand strangers against a hundred people. The mistakes among them are corrected; then new photos come."""
-    gallery = l2_normalize(rng.normal(size=(100, 64)))
-
-    def photos(people: NDArray[np.floating]) -> NDArray[np.floating]:
-        return l2_normalize(people + 0.06 * rng.normal(size=people.shape))
-
-    strangers = l2_normalize(rng.normal(size=(4_000, 64)))
-    probes = photos(strangers)
-    answers = simulated(calibration, rng, gallery, probes)
-    mistaken = {i: subject for i, found in enumerate(answers) if (subject := named(found.decision)) is not None}
-    assert len(mistaken) > 100
-    outsiders = {1000 + i: subject for i, subject in mistaken.items()}
-    corrected = np.array([probes[i] for i in mistaken])
-
-    def decided(probes: NDArray[np.floating]) -> Iterator[tuple[int | None, int | None]]:
-        """Return whom each face is taken for before and after the corrections."""
-        found = simulated(calibration, rng, gallery, probes)
-        for one, row in zip(found, (probes @ corrected.T).tolist(), strict=True):
-            hits = [Hit(pk, similarity) for pk, similarity in zip(outsiders, row, strict=True)]
-            yield named(one.decision), named(without_known_stranger(one.decision, hits, outsiders)[0])
-
-    counts: Counter[str] = Counter()
-    for subject, (before, after) in zip(mistaken.values(), decided(photos(strangers[list(mistaken)])), strict=True):
-        assert after in (None, before)
-        counts["same before"] += before == subject
-        counts["same after"] += after == subject
-        counts["another before"] += before not in (None, subject)
-        counts["another after"] += after not in (None, subject)
-    assert counts["same before"] > 100
-    assert counts["same after"] == 0
-    assert counts["another after"] <= counts["another before"]
-    assert all(before == after for before, after in decided(photos(gallery)))
 
 
 def test_a_comparison_with_the_subject_knows_the_stranger_too() -> None:

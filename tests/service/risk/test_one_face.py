@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
 from kith import Kith
-from models.risk.calibration import Calibration
-from models.runtime.network import Float
-from models.vision.recognition import l2_normalize
-from service.domain.outcomes import RiskTarget
-from service.risk.decision import decide, score_candidates
+from service.risk.decision import decide
 from service.risk.one_face import ELSEWHERE, one_face_per_person
 from service.risk.search import Identification
-from service.risk.threshold import Candidate, ImpostorRisk, SearchRisk, Thresholds, thresholds_for
+from service.risk.threshold import Candidate, Thresholds
 from tests.conftest import jpeg
 
 AT = Thresholds(accept=0.5, review=0.4, source="pack", extrapolated=False)
 ADA, BO, CY = 1, 2, 3
-PHOTOS = 400
-FPIR = 0.05
 
 
 def answer(**similarities: float) -> Identification:
@@ -63,60 +57,27 @@ def test_a_person_is_identified_in_the_best_face(
     assert [one.decision.outcome for one in after] == outcomes
     assert [one.other_face for one in after] == other_faces
     for one, other in zip(before, after, strict=True):
-        assert other.decision.best == one.decision.best and other.shown_thresholds == one.shown_thresholds
         assert other.reasons == (() if other.other_face is None else (ELSEWHERE,))
         assert other.other_face is not None or other == one
 
 
-def simulated(
-    calibration: Calibration, rng: np.random.Generator, gallery: Float, probes: NDArray[np.floating]
-) -> list[Identification]:
-    """Answers of a search of everyone, whose scores are rival-adjusted."""
-    subjects = len(gallery)
-    search = SearchRisk(calibration.curve, 0.25, subjects - 1)
-    model = ImpostorRisk(calibration.curve, "pack", search=search, pack=calibration)
-    thresholds = thresholds_for(RiskTarget("fpir", FPIR), model, subjects)
-    answers = []
-    for row in probes @ gallery.T:
-        hits = [(int(i), float(row[i])) for i in np.argsort(-row)[:5]]
-        ranked = score_candidates(hits, thresholds, model, subjects)
-        answers.append(Identification(decide(ranked, thresholds), ranked, thresholds, model, subjects))
-    return answers
+Similarity = st.floats(0, 1).map(lambda value: round(value, 1))  # some are equal
 
 
-def test_no_more_strangers_and_fewer_wrong_names_in_group_photos(
-    calibration: Calibration, rng: np.random.Generator
+@given(st.lists(st.dictionaries(st.sampled_from(["ada", "bo", "cy"]), Similarity), max_size=6))
+def test_nobody_is_identified_twice_or_instead_of_another_and_no_number_gets_more_favorable(
+    faces: list[dict[str, float]],
 ) -> None:
-    """Photos of four enrolled people, their sisters and two strangers, with scores about as the calibration's."""
-    gallery = l2_normalize(rng.normal(size=(100, 100)))
-    counts: Counter[str] = Counter()
-    for _ in range(PHOTOS):
-        present = rng.choice(100, 4, replace=False)
-        sisters = 0.5 * gallery[present[:2]] + 0.1 * rng.normal(size=(2, 100))
-        faces = [*(gallery[present] + 0.1 * rng.normal(size=(4, 100))), *sisters, *rng.normal(size=(2, 100))]
-        probes = l2_normalize(np.array(faces))
-        before = simulated(calibration, rng, gallery, probes)
-        after = one_face_per_person(before)
-        assert after == one_face_per_person(before)
-        owners = [*present.tolist(), *[-1] * 4]
-        named = [a.decision.best.subject_pk for a in after if a.decision.outcome == "identified" and a.decision.best]
-        assert len(set(named)) == len(named)
-        for one, other, owner in zip(before, after, owners, strict=True):
-            assert one.decision.best is not None
-            assert other.decision.best is not None
-            assert other.shown_thresholds == one.shown_thresholds
-            if other.decision.outcome == "identified":
-                assert one.decision.outcome == "identified"
-                assert other.decision.best.similarity >= other.shown_thresholds.accept
-                assert other.shown_probability(other.decision.best) == one.shown_probability(one.decision.best)
-            for when, a in (("before", one), ("after", other)):
-                if a.decision.outcome == "identified" and a.decision.best is not None:
-                    right = a.decision.best.subject_pk == owner
-                    counts[f"{'right' if right else 'wrong' if owner >= 0 else 'strangers'} {when}"] += 1
-    assert counts["strangers before"] > 100
-    assert counts["strangers after"] < 0.2 * counts["strangers before"]
-    assert counts["right after"] > 0.99 * counts["right before"]
-    assert counts["wrong after"] - counts["wrong before"] < 0.005 * counts["right before"]
+    before = [answer(**dict(sorted(each.items(), key=lambda one: -one[1]))) for each in faces]
+    after = one_face_per_person(before)
+    assert after == one_face_per_person(before)
+    named = [one.decision.best for one in after if one.decision.outcome == "identified"]
+    assert len({best.subject_pk for best in named if best}) == len(named)
+    for one, other in zip(before, after, strict=True):
+        assert other.decision.best == one.decision.best and other.shown_thresholds == one.shown_thresholds
+        assert other.decision.outcome == one.decision.outcome or (
+            (one.decision.outcome, other.decision.outcome) == ("identified", "uncertain")
+        )
 
 
 def side_by_side(*images: NDArray[np.uint8]) -> bytes:

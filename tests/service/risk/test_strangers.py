@@ -81,26 +81,6 @@ def test_more_strangers_and_more_templates_need_more_similarity(calibration: Cal
     assert not judged(at(similarity), twice, model, ONE_PERCENT).is_met
 
 
-def test_new_strangers_are_taken_for_others_at_the_stated_rate(
-    calibration: Calibration, rng: np.random.Generator
-) -> None:
-    """Similarities to N strangers, drawn from the calibrated curve, pass the threshold of N at the risk, for any N."""
-    model, draws = risk(calibration), 20_000
-    settings = replace(ONE_PERCENT, risk=RiskTarget("fpir", 0.1))
-    grid = np.linspace(-1, 1, 4001)
-    rates = np.array([model.curve.fmr(t).value for t in grid])
-    for strangers in (1, 10, 60):
-        accept = thresholds_for(settings.risk, model, strangers).accept
-        lowest = rng.random((draws, strangers)).min(1)  # the rate at the best of N similarities
-        best = np.interp(-lowest, -rates, grid)
-        share = float(np.mean(best >= accept))
-        assert share == pytest.approx(0.1, abs=0.01), strangers
-        # The rule applies the same threshold.
-        known = axes(*range(strangers))
-        assert judged(at(accept + 1e-4), known, model, settings).is_met
-        assert not judged(at(accept - 1e-4), known, model, settings).is_met
-
-
 def test_a_second_id_of_the_same_person_does_not_hide_the_first(calibration: Calibration) -> None:
     """The runner-up does not count against the best: both may be one person."""
     plain = risk(calibration)
