@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from models.vision.recognition import l2_normalize
 from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import GallerySettings
 from service.index import milvus
+from service.index.follower import Followers, in_process
+from service.index.segment_builder import Sizes
 from tests.databases import ON_BOTH
 from tests.nodes import Model, Nodes
 from tests.refusals import raises_code
@@ -66,6 +70,39 @@ def test_two_nodes_answer_as_brute_force(engine: str, seed: int, nodes: Nodes) -
             among = None if rng.random() < 0.5 else {f"s{i}" for i in range(4)}
             for node in (here, there):
                 model.check(node, probes, int(rng.integers(1, 6)), among)
+
+
+@pytest.mark.usefixtures("database_url")
+@ON_BOTH
+@pytest.mark.parametrize("engine", ["faiss", pytest.param("milvus lite", marks=pytest.mark.long)])
+def test_each_node_sees_at_once_what_the_others_write(engine: str, nodes: Nodes) -> None:
+    """Many threads write, while small segments are rebuilt continuously."""
+    several, model = [nodes(engine) for _ in range(3)], Model()
+    gallery = several[0].store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(index="compact"))
+    if engine == "faiss":
+        for node in several:
+            sizes = Sizes(seal=32, compact_from=64, max_length=128)
+            node.followers = Followers(in_process(node.store, sizes=sizes))
+
+    def work(number: int) -> None:
+        store, own = several[number].store, np.random.default_rng(number)
+        for step in range(10):
+            vectors, name = l2_normalize(own.normal(size=(1, DIMENSION))), f"{number}-{step}"
+            model.enrolled[name] = [template(vectors[0])]
+            store.templates.enroll(gallery, name, model.enrolled[name], None)
+            pk = store.subjects.get(gallery, name).pk
+            for gone in (False, True) if step % 3 == 0 else (False,):
+                if gone:
+                    store.subjects.delete(gallery, name)
+                    del model.enrolled[name]
+                for node in several:
+                    (hits,), _ = node.follower().search(vectors, 3)
+                    assert (pk in [hit.subject_pk for hit in hits]) != gone
+
+    with ThreadPoolExecutor(len(several)) as threads:
+        list(threads.map(work, range(len(several))))
+    for node in several:
+        model.check(node, l2_normalize(np.random.default_rng(9).normal(size=(3, DIMENSION))), 5)
 
 
 def test_filters_longer_than_an_expression(

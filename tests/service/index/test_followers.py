@@ -21,7 +21,6 @@ from service.core.errors import GalleryNotFoundError, StorageError
 from service.domain.gallery import Gallery, GallerySettings, Hit, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
 from service.index import follower as follower_module
 from service.index.follower import TRIM_AFTER, Follower, Followers, MemoryFollower, in_process
-from service.index.segment_builder import Sizes
 from service.risk.evidence import impostor_evidence
 from service.storage.db.engine import Database
 from service.storage.db.tables import changes, galleries, index_states
@@ -171,35 +170,6 @@ def test_closing_waits_for_no_database(
     with database.read() as connection:
         left = connection.execute(sa.select(sa.func.count()).select_from(changes)).scalar_one()
     assert left == lines - ROWS_PER_READ
-
-
-@ON_BOTH
-def test_many_threads_see_acknowledged_writes(store: Store) -> None:
-    """Each thread enrolls a subject and finds it at once, while small segments are rebuilt continuously."""
-    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(index="compact"))
-    sizes = Sizes(seal=32, compact_from=64, max_length=128)
-    followers = [Followers(in_process(store, sizes=sizes)) for _ in range(2)]
-
-    def found(each: Followers, vectors: Float) -> list[int]:
-        return [hit.subject_pk for hit in each.catch_up_blocking(gallery).search(vectors, 3)[0][0]]
-
-    def work(number: int) -> None:
-        own = np.random.default_rng(number)
-        for step in range(10):
-            vectors, name = l2_normalize(own.normal(size=(1, DIMENSION))), f"{number}-{step}"
-            enroll(store, gallery, name, vectors)
-            pk = store.subjects.get(gallery, name).pk
-            assert [found(each, vectors)[0] for each in followers] == [pk, pk]
-            if step % 3 == 0:
-                store.subjects.delete(gallery, name)
-                assert not any(pk in found(each, vectors) for each in followers)
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(work, range(4)))
-    probe = np.eye(1, DIMENSION, dtype=np.float32)
-    assert {each.catch_up_blocking(gallery).search(probe, 1)[1] for each in followers} == {4 * 6}
-    for each in followers:
-        each.close()
 
 
 def test_galleries_searched_least_lately_make_room(store: Store, rng: np.random.Generator) -> None:

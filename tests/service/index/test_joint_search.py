@@ -110,7 +110,7 @@ def test_only_a_short_search_in_memory_runs_on_the_event_loop(
         return search(self, probes, k, among)
 
     monkeypatch.setattr(MemoryFollower, "search", recorded)
-    enroll(kith, gallery, people(rng, 60))
+    enroll(kith, gallery, people(rng, 12))
     kith.calibrate(gallery)
     kith.identify(gallery, embeddings=list(people(rng, 1)))  # reads the gallery and its risk
     for count, floats, may_be_behind, thread in (
