@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 from ipaddress import IPv4Address, IPv6Address
 
@@ -13,36 +12,21 @@ from hypothesis import strategies as st
 from service.security.addresses import Hosts, host_name, is_public, parsed
 
 NOT_PUBLIC = [
-    "0.0.0.0/8",
-    "10.0.0.0/8",
-    "100.64.0.0/10",
-    "127.0.0.0/8",
-    "169.254.0.0/16",
-    "172.16.0.0/12",
-    "192.168.0.0/16",
+    "168.63.129.16/32",
     "192.0.0.0/24",
-    "192.0.2.0/24",
     "192.88.99.0/24",
     "198.18.0.0/15",
-    "198.51.100.0/24",
-    "203.0.113.0/24",
     "224.0.0.0/4",
-    "240.0.0.0/4",
     "::/8",
-    "100::/64",
-    "64:ff9b::/96",
     "64:ff9b:1::/48",
-    "2001::/32",
-    "2001:20::/28",
-    "2001:db8::/32",
+    "2001::/23",
     "2002::/16",
     "3fff::/20",
     "5f00::/16",
-    "fc00::/7",
-    "fe80::/10",
     "fec0::/10",
     "ff00::/8",
 ]
+"""With a special purpose, and taken for global by some versions of the standard library."""
 METADATA = ["169.254.169.254", "169.254.170.2", "100.100.100.200", "192.0.0.192", "168.63.129.16", "fd00:ec2::254"]
 ONE_INTERFACE = "2606:4700::1%eth0"
 PUBLIC = ["8.8.8.8", "1.1.1.1", "93.184.216.34", "172.32.0.1", "100.128.0.1", "2606:4700:4700::1111", "2a00:1450::1"]
@@ -107,15 +91,6 @@ def test_no_address_notation_is_a_host_name(address: IPv4Address) -> None:
         f"::ffff:{address}",
     ):
         assert host_name(form) is None, form
-
-
-@given(st.text("0123456789abcdefx.-", max_size=24))
-def test_addresses_of_the_c_library_are_no_host_names(text: str) -> None:
-    try:
-        socket.inet_aton(text)
-    except OSError:
-        return
-    assert host_name(text) is None
 
 
 def test_host_names_are_whole_and_normalized() -> None:

