@@ -197,9 +197,11 @@ def test_every_route_with_every_scope(house: House, route: str) -> None:
     row = ROWS[route]
     options: dict[str, Any] = {"params": row.query} | ({} if row.body is None else {"json": row.body})
     for (scope, galleries), token in house.tokens.items():
+        refused, lacks_scope = None, row.scope not in (None, scope) and scope != "admin"
+        if lacks_scope and galleries != OTHER:
+            continue  # a key of no use is refused whatever its galleries
         answer = house.ask(token, route, **options)
-        refused = None
-        if row.scope not in (None, scope) and scope != "admin":
+        if lacks_scope:
             refused = (403, "forbidden")
             assert scope not in answer.json().get("scope", ""), answer.text
         elif row.all_galleries and galleries != "all":
