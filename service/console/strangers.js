@@ -20,7 +20,7 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
   if (!days) return null;
   const path = `${galleryPath(gallery)}/strangers`;
   const own = (one) => `${path}/${part(one.id)}`;
-  const section = h("section.stack", { tabindex: "-1" });
+  const section = h("section.stack", { tabindex: "-1", "aria-label": "Remembered strangers" });
   const pictures = new Pictures(gallery, signal);
   const ask = async (cursor) => {
     const page = await call("GET", path, { query: { limit: PAGE, cursor }, signal });

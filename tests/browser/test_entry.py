@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tests.browser.chromium import faults
 from tests.browser.conftest import KEY, Opener, choose, give_key, go, held_back, started
 
 Photos = dict[str, Path]
-REFUSED = json.dumps({"code": "unauthorized", "title": "No key", "detail": "A key is needed.", "remedy": ""})
+REFUSED = {"code": "unauthorized", "title": "No key", "detail": "A key is needed.", "remedy": ""}
 TOKEN = {"id": "a" * 12, "name": "door", "token": f"kith_{'a' * 12}_secret"}
 
 
@@ -87,7 +86,7 @@ def test_an_open_service_needs_no_key_until_the_first_whose_tab_goes_on(visit: O
 
 
 def refuse(route: Route) -> None:
-    route.fulfill(status=401, content_type="application/problem+json", body=REFUSED)
+    route.fulfill(status=401, json=REFUSED)
 
 
 def test_a_new_key_leaves_what_is_in_hand(visit: Opener, service: str, kith: Kith, photos: Photos) -> None:
@@ -157,7 +156,7 @@ def test_two_presses_make_one_key_and_dialogs_go_with_the_key_that_opened_them(v
     expect(dialog.get_by_role("button", name="Create", exact=True)).to_be_disabled()
     page.keyboard.press("Enter")
     assert len(made) == 1
-    made[0].fulfill(status=201, content_type="application/json", body=json.dumps(TOKEN))
+    made[0].fulfill(status=201, json=TOKEN)
     token = page.get_by_role("dialog", name="The token of “door”")
     expect(token).to_be_visible()
     another_tab(page, "three")

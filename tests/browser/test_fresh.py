@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +13,19 @@ from tests.browser.chromium import faults
 from tests.browser.conftest import Opener, choose, go, transfer
 
 Photos = dict[str, Path]
-Answer = Callable[[Route], Any]
 REFUSAL = {"code": "no_face", "title": "No face", "detail": "None was found.", "remedy": ""}
 
 
-def answers(page: Page, pattern: str, answer: Answer, status: int = 200) -> None:
-    """Responses of the service, for states that take long to reach."""
-
-    def fulfill(route: Route) -> None:
-        route.fulfill(status=status, content_type="application/json", body=json.dumps(answer(route)))
-
-    page.route(re.compile(pattern), fulfill)
+def answers(page: Page, pattern: str, answer: dict[str, Any], status: int = 200) -> None:
+    """Answer requests as the service does in states that take long to reach."""
+    page.route(re.compile(pattern), lambda route: route.fulfill(status=status, json=answer))
 
 
-def jobs(**state: Any) -> Answer:
+def jobs(**state: Any) -> dict[str, Any]:
     about = {"id": "1" * 32, "kind": "enrollment", "gallery": "family", "updated_at": "2026-01-01T00:00:00Z"}
     rate = {"total_count": 100, "rate": 1, "remaining_s": 9, "canceling": False, "counts": {}, "problem": None}
     now = {**about, **rate, "state": "running", "done_count": 3, "failed_count": 0, **state}
-    return lambda _: {"data": [now], "next": None}
+    return {"data": [now], "next": None}
 
 
 def test_jobs_list_their_refused_items_in_pages_and_say_since_when_they_are_not_renewed(
@@ -40,14 +33,14 @@ def test_jobs_list_their_refused_items_in_pages_and_say_since_when_they_are_not_
 ) -> None:
     page = visit(populated)
 
-    def items(route: Route) -> Any:
+    def items(route: Route) -> None:
         is_first = "cursor=" not in route.request.url
         rows = [{"item": f"photo {i}", "problem": REFUSAL} for i in range(50 if is_first else 10)]
-        return {"data": rows, "next": "50" if is_first else None}
+        route.fulfill(json={"data": rows, "next": "50" if is_first else None})
 
     page.clock.install()
     answers(page, r"/v1/jobs\?", jobs(failed_count=60))
-    answers(page, "/items", items)
+    page.route(re.compile("/items"), items)
     page.goto(f"{populated}/console#/jobs")
     page.locator("details.items summary").click()
     expect(page.locator(".refusals li")).to_have_count(50)
@@ -56,7 +49,7 @@ def test_jobs_list_their_refused_items_in_pages_and_say_since_when_they_are_not_
     expect(page.get_by_role("button", name="Show more")).to_have_count(0)
 
     page.unroute_all()
-    answers(page, r"/v1/jobs\?", lambda _: {"code": "forbidden", "detail": "this needs the scope 'read'"}, 403)
+    answers(page, r"/v1/jobs\?", {"code": "forbidden", "detail": "this needs the scope 'read'"}, 403)
     page.clock.run_for(2000)
     note = page.get_by_role("status").filter(has_text="Not updated since")
     expect(note).to_contain_text("This needs the scope 'read'.")
@@ -73,7 +66,7 @@ def test_health_says_what_runs_and_a_lasting_problem_is_read_aloud_once(visit: O
     expect(page.get_by_text("is ready. All its dependencies work.")).to_be_visible()
     expect(page.get_by_role("table", name="Queues")).to_contain_text("recognizer/kith-compact")
     expect(page.get_by_role("table", name="Recognizers")).to_contain_text("recognition: ")
-    answers(page, "/readyz", lambda _: {"code": "storage_unavailable", "title": "No", "detail": "The disk."}, 503)
+    answers(page, "/readyz", {"code": "storage_unavailable", "title": "No", "detail": "The disk."}, 503)
     page.get_by_role("button", name="Refresh").click()
     alert = page.get_by_role("alert")
     alert.evaluate("(one) => (one.same = true)")

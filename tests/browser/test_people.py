@@ -104,6 +104,7 @@ def test_strangers_get_names(visit: Opener, service: str, kith: Kith, photos: Ph
     dialog.get_by_role("button", name="Save").click()
     expect(page.get_by_role("link", name="Ada Lovelace")).to_be_visible()
     expect(page.get_by_role("button", name=f"Name stranger {ada[:8]}")).to_have_count(0)
+    expect(page.get_by_role("region", name="Remembered strangers")).to_be_focused()
     assert kith.subject("door", "ada-lovelace").name == "Ada Lovelace"
 
     other = next(iter(kith.strangers("door"))).id
