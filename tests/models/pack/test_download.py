@@ -143,14 +143,6 @@ def test_unreachable_and_silent_servers_time_out(target: Path) -> None:
             hasty.fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/f", target)
 
 
-def test_the_proxy_of_the_environment_is_used(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving({"http://files.invalid/f": File(CONTENT)}) as proxy:
-        monkeypatch.setenv("http_proxy", proxy.url)
-        with Downloader(attempts=1) as downloader:
-            downloader.fetch("http://files.invalid/f", target, SHA256)
-        assert target.read_bytes() == CONTENT
-
-
 def test_a_full_disk_is_reported(downloader: Downloader, target: Path) -> None:
     target.with_name("file.onnx.partial").symlink_to("/dev/full")
     with serving({"/f": File(CONTENT)}) as server, pytest.raises(PullError, match=r"disk_full.*KITH_MODELS_DIR"):

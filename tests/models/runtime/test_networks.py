@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, load_model_from_string, numpy_helper, save
+from onnx import TensorProto, load_model_from_string, numpy_helper
 
 from models.errors import RuntimeUnavailableError
 from models.pack.loading import BUNDLED_PACK
@@ -37,7 +37,7 @@ from models.runtime.openvino_network import OpenVinoNetwork, fast_precisions, su
 from models.vision.alignment import align
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
-from tests.networks import color_network, flat_network
+from tests.networks import color_network, flat_network, network
 
 pytest.importorskip("openvino")
 HERE = Device("cuda") if CUDA in available_providers() and visible_gpus() else Device("cpu")
@@ -75,9 +75,9 @@ def test_each_row_has_its_own_result_in_any_batch_and_thread(kind: str, colors: 
     batches = [images(rng, count) for count in (37, 9, 3, *([1, 2, 3, 4] * 60))] + [images(rng, 2, 7)]
     for batch in batches:
         batch.setflags(write=False)
-    network = NETWORKS[kind](colors)
+    opened = NETWORKS[kind](colors)
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(network.run, batches))
+        found = list(threads.map(opened.run, batches))
     _, weights = map(numpy_helper.to_array, onnx.load(colors).graph.initializer)
     for batch, (vectors,) in zip(batches, found, strict=True):
         np.testing.assert_allclose(vectors, batch[:, :, 0, 0] @ weights, atol=0.02)
@@ -198,12 +198,10 @@ def test_available_cores_respect_the_affinity() -> None:
 def test_an_activation_of_one_slope_becomes_one_that_is_fused(
     slopes: list[float], tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    slope = numpy_helper.from_array(np.array(slopes, np.float32).reshape(-1, 1, 1), "slope")
-    nodes = [helper.make_node("PRelu", [a, "slope"], [b]) for a, b in (("input", "middle"), ("middle", "output"))]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, 3, 3]) for name in ("input", "output")]
-    graph = helper.make_graph(nodes, "activations", ends[:1], ends[1:], [slope])
-    source, target = tmp_path / "source.onnx", tmp_path / "target.onnx"
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), source)
+    source, target, ends = tmp_path / "source.onnx", tmp_path / "target.onnx", ["float[1, 2, 3, 3] input"]
+    nodes = ("middle = PRelu (input, slope)", "output = PRelu (middle, slope)")
+    slope = np.array(slopes, np.float32).reshape(-1, 1, 1)
+    network(source, ends, [ends[0].replace("input", "output")], *nodes, slope=slope)
     finalize_onnx(source, target, {})
     written = onnx.load(target).graph
     fused = len(slopes) == 1
@@ -276,16 +274,13 @@ def test_weights_and_arithmetic_are_fp16_and_the_ends_fp32(pack: ModelPack, colo
 
 def test_networks_that_overflow_fp16_run_in_fp32(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The factors 1e-9 and 1e9 are outside the range of fp16, 6e-8 to 65504."""
-    small, large = ([v, 1.0] for v in (1e-9, 1e9))
-    constants = [helper.make_tensor(n, TensorProto.FLOAT, [2], v) for n, v in (("small", small), ("large", large))]
-    nodes = [helper.make_node("Mul", ["x", "small"], ["y"]), helper.make_node("Mul", ["y", "large"], ["z"])]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in "xz"]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "x.onnx")
-    network = CudaNetwork(tmp_path / "x.onnx", [(1, 2)], np.ones((1, 2), np.float32), HERE)
-    assert network.precision == "fp32"
+    small, large = (np.array([factor, 1], np.float32) for factor in (1e-9, 1e9))
+    nodes = ("y = Mul (x, small)", "z = Mul (y, large)")
+    path = network(tmp_path / "x.onnx", ["float[n, 2] x"], ["float[n, 2] z"], *nodes, small=small, large=large)
+    opened = CudaNetwork(path, [(1, 2)], np.ones((1, 2), np.float32), HERE)
+    assert opened.precision == "fp32"
     assert "fp16 is not used" in caplog.text
-    assert np.allclose(network.run(np.array([[3, 5]], np.float32))[0], [[3, 5]])
+    assert np.allclose(opened.run(np.array([[3, 5]], np.float32))[0], [[3, 5]])
 
 
 def test_shape_arithmetic_does_not_count_as_compute(pack: ModelPack) -> None:

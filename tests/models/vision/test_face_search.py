@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image as PillowImage
 
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
@@ -22,7 +19,6 @@ from models.vision.alignment import rotate_points
 from models.vision.detection import Detections, Detector, PreparedPhoto, RawOutputs, downscale, overlaps
 from models.vision.face_search import VIEWS_PER_BATCH, Detail, FaceSearch, find_faces, search_bytes
 from models.vision.tiles import MAX_TILES, lay_tiles
-from tests.models.vision.test_detection import yunet_detector
 
 Image = NDArray[np.uint8]
 
@@ -249,25 +245,3 @@ def test_a_face_that_fills_the_photo_is_found(detector: Detector, astronaut: Ima
     expected = (upright.landmarks_xy[0] - (x0 - margin, y0 - margin)) * scale
     eyes = np.linalg.norm(expected[0] - expected[1])
     assert np.linalg.norm(faces.landmarks_xy[0] - expected, axis=1).max() < 0.2 * eyes
-
-
-def agreeing_share(detector: Detector, data: Path, turns: int) -> float:
-    """Return the share of 12 photos of LFW, rotated, whose landmarks are those of the upright photo."""
-    with (data / "lfw" / "landmarks_yunet.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))[::1000]
-    agreeing = 0
-    for row in rows:
-        with PillowImage.open(data / "lfw" / "images" / row["file"]) as image:
-            photo = np.asarray(image.convert("RGB"))
-        (upright,), found = detector.detect([photo]), find_faces(detector, np.rot90(photo, turns).copy(), "medium")
-        back = rotate_points(found.landmarks_xy, -turns, *photo.shape[:2])  # LFW's photos are square
-        agreeing += bool(len(found) and np.abs(back[0] - upright.landmarks_xy[0]).max() < 1)
-    return agreeing / len(rows)
-
-
-@pytest.mark.parametrize(("turns", "bundled", "by_yunet"), [(1, 0.9, 0.9), (2, 0.5, 0.8)])
-def test_most_rotated_photos_of_lfw_have_right_landmarks(
-    detector: Detector, reference: Path, data: Path, turns: int, bundled: float, by_yunet: float
-) -> None:
-    assert agreeing_share(detector, data, turns) >= bundled
-    assert agreeing_share(yunet_detector(reference), data, turns) >= by_yunet

@@ -113,13 +113,10 @@ def test_verdicts_use_the_given_or_the_packs_threshold() -> None:
 @pytest.mark.parametrize(
     "task",
     [
-        {"file": "absent.onnx"},
         {"file": "recognizer.onnx"},
         {"threshold": 1.5},
         {"live_class": True},
         {"input_size": [80, 81]},
-        {"alignment": {"template": [[0, 0]] * 5}},
-        {"preprocessing": {"mean": 0, "std": 0}},
         {"sha256": "0" * 64},
     ],
 )

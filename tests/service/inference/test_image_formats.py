@@ -20,7 +20,6 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from kith import Kith
 from models.vision.photo_files import photo_format
 from service.inference import decoder_processes
 from service.inference.images import ImageLimits, PhotoDecoder
@@ -273,14 +272,6 @@ def test_an_avif_is_no_heic_and_no_video_is_a_photo(scene: Pixels) -> None:
     with raises_code("image_format") as raised:
         decode(b"\0\0\0\x18ftypisom\0\0\0\0mp42isom" + bytes(100), LIMITS)
     assert "HEIC" in raised.value.remedy
-
-
-def test_a_phones_photo_is_enrolled_and_identified(kith: Kith, gallery: str, astronaut: Pixels) -> None:
-    """Held upright: stored on its side."""
-    photo = heic(Image.fromarray(stored(astronaut, 6)), exif=exif_of(6).tobytes(), quality=80, chroma=420)
-    kith.enroll(gallery, "eileen", photo)
-    (found,) = kith.identify(gallery, encode(Image.fromarray(astronaut), "AVIF")).results
-    assert (found.outcome, found.subject) == ("identified", "eileen")
 
 
 # Processes of decoders

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from kith import Kith
-from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
 from service.cli.main import app
@@ -21,7 +19,6 @@ from service.domain.gallery import Snapshot
 from service.risk import hygiene
 from service.risk.hygiene import LOOKALIKE_ODDS, MAX_NEAREST, find_problems
 from tests.conftest import jpeg
-from training.evaluation.embedding import Embedder
 
 DIMENSION = 256
 OTHERS = 40
@@ -189,22 +186,6 @@ def test_expected_recall_is_that_of_same_person_pairs(calibration: Calibration) 
     assert found.low < found.value < found.high
     assert found.value == pytest.approx(0.85, abs=0.12)  # mates at N(0.6, 0.15)
     assert inspected(calibration, *([photo(person(i), 2 * i), photo(person(i), 2 * i + 1)] for i in range(50))).recall
-
-
-@pytest.mark.parametrize("size", [6, 46])
-def test_a_person_enrolled_twice_is_listed_where_the_recognizer_cannot_tell(
-    data: Path, pack: ModelPack, size: int
-) -> None:
-    images = data / "lfw" / "images"
-    people = [folder for folder in sorted(images.iterdir()) if folder.name[0] in "BC"][: size - 2]
-    twice = [images / "Tony_Blair" / f"Tony_Blair_{number:04}.jpg" for number in (1, 5)]
-    vectors, found = Embedder(pack).embed([*twice, *(sorted(folder.iterdir())[0] for folder in people)])
-    assert found.all()
-    assert pack.calibration is not None
-    listed = find_problems(snapshot_of([[vector] for vector in vectors]), Calibration.from_document(pack.calibration))
-    assert (0, 1) in [pair.subjects for pair in (*listed.findings, *listed.nearest)]
-    assert listed.recall is not None
-    assert 0.1 < listed.recall.value < 0.97
 
 
 def test_over_http(
