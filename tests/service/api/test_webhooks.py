@@ -20,21 +20,18 @@ from tests.service.cli.conftest import Program
 PHOTO_OR_VECTOR = ("image", "crop", "embedding", "vector", "face", "box", "landmarks")
 
 
-@pytest.fixture
-def client(operator: Kith) -> Kith:
-    return operator
-
-
 def test_decisions_arrive_as_they_were_answered(
-    client: Kith, receiver: Receiver, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8]
+    operator: Kith, receiver: Receiver, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8]
 ) -> None:
-    made = client.create_webhook(f"{receiver.origin}/door", types=["decision", "enrollment"], galleries=["door"])
-    client.create_webhook(f"{receiver.origin}/strangers", types=["decision"], outcomes=["unknown"], galleries=["door"])
+    made = operator.create_webhook(f"{receiver.origin}/door", types=["decision", "enrollment"], galleries=["door"])
+    operator.create_webhook(
+        f"{receiver.origin}/strangers", types=["decision"], outcomes=["unknown"], galleries=["door"]
+    )
     for name in ("door", "other"):
-        client.create_gallery(name)
-        client.enroll(name, "ada", jpeg(astronaut), face="largest")
-        client.put_subject(name, "ada", name="Ada")
-        answers = client.identify(name, jpeg(astronaut)).results + client.identify(name, jpeg(actor)).results
+        operator.create_gallery(name)
+        operator.enroll(name, "ada", jpeg(astronaut), face="largest")
+        operator.put_subject(name, "ada", name="Ada")
+        answers = operator.identify(name, jpeg(astronaut)).results + operator.identify(name, jpeg(actor)).results
         if name == "door":
             expected = answers
     messages = receiver.wait_for(len(expected) + 2)
@@ -54,12 +51,12 @@ def test_decisions_arrive_as_they_were_answered(
 
 
 def test_decisions_are_refused_if_they_cannot_be_reported(
-    client: Kith, guarded: Guarded, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    operator: Kith, guarded: Guarded, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A decision whose event is not stored is not acknowledged either."""
-    client.create_gallery("door", risk={"threshold": 0.9})
-    client.create_webhook(receiver.origin, types=["decision"])
-    probe = np.eye(1, client.model().dimension)[0]
+    operator.create_gallery("door", risk={"threshold": 0.9})
+    operator.create_webhook(receiver.origin, types=["decision"])
+    probe = np.eye(1, operator.model().dimension)[0]
 
     def fail(*_: object) -> None:
         raise OSError("no space left")
@@ -67,49 +64,49 @@ def test_decisions_are_refused_if_they_cannot_be_reported(
     with monkeypatch.context() as patch, Kith(guarded.url, KEY, attempts=1) as once:
         patch.setattr(Event, "document", fail)
         assert refusal(once.identify, "door", embeddings=[probe])[1] == "audit_unwritten"
-    client.identify("door", embeddings=[probe])
+    operator.identify("door", embeddings=[probe])
     assert receiver.wait_for(1)[0].document["data"]["outcome"] == "unknown"
 
 
-def test_a_webhook_by_commands(guarded: Guarded, client: Kith, receiver: Receiver, tmp_path: Path) -> None:
+def test_a_webhook_by_commands(guarded: Guarded, operator: Kith, receiver: Receiver, tmp_path: Path) -> None:
     run = Program(tmp_path, guarded.url)
     run("gallery", "list", status=3)
     assert "--api-key" in run.stderr and "KITH_CLIENT_KEY" in run.stderr
     run.environment["KITH_CLIENT_KEY"] = KEY
-    client.create_gallery("door", risk={"threshold": 0.9})
+    operator.create_gallery("door", risk={"threshold": 0.9})
     choice = ("--type", "decision", "--outcome", "unknown", "--name", "Door")
     secret = run("webhook", "create", f"{receiver.origin}/told", *choice)
     assert secret.startswith("whsec_") and secret.count("\n") == 1
     listed = run("webhook", "list", "--json")
     assert "whsec_" not in listed, "a secret is shown once"
     (made,) = json.loads(listed)
-    webhook, probes = made["id"], np.eye(2, client.model().dimension)
+    webhook, probes = made["id"], np.eye(2, operator.model().dimension)
     assert (made["types"], made["outcomes"], made["url"]) == (["decision"], ["unknown"], f"{receiver.origin}/told")
     assert (made["waiting_count"], made["failing_since"], made["error"], made["off"]) == (0, None, None, False)
 
-    client.identify("door", embeddings=[probes[0]])
+    operator.identify("door", embeddings=[probes[0]])
     receiver.wait_for(1)
-    is_eventually(lambda: client.webhook(webhook).waiting_count == 0)  # recorded after the receiver has answered
-    shown = client.webhook(webhook)
+    is_eventually(lambda: operator.webhook(webhook).waiting_count == 0)  # recorded after the receiver has answered
+    shown = operator.webhook(webhook)
     assert shown.position > made["position"]
     receiver.answers += [500]
     assert run("webhook", "test", webhook, status=1).startswith("Not delivered: ")
     assert json.loads(run("webhook", "test", webhook, "--json"))["delivered"]
     assert receiver.messages[-1].document["type"] == "test"
     receiver.answers += [410]
-    client.identify("door", embeddings=[probes[1]])
-    is_eventually(lambda: client.webhook(webhook).off)
-    off = client.webhook(webhook)
+    operator.identify("door", embeddings=[probes[1]])
+    is_eventually(lambda: operator.webhook(webhook).off)
+    off = operator.webhook(webhook)
     assert (off.waiting_count, off.error) == (1, "the receiver returned status 410")
     assert off.failing_since is not None and off.position == shown.position
     refused = receiver.messages[-1]
     assert "are sent again" in run("webhook", "replay", webhook)
-    is_eventually(lambda: client.webhook(webhook).waiting_count == 0)
+    is_eventually(lambda: operator.webhook(webhook).waiting_count == 0)
     assert receiver.messages[-1].id == refused.id
-    assert [one.off for one in client.webhooks()] == [False]
+    assert [one.off for one in operator.webhooks()] == [False]
     run("webhook", "delete", webhook, status=2)
     assert run("webhook", "delete", webhook, "--yes") == f"Deleted webhook {webhook}\n"
-    assert refusal(client.webhook, webhook) == (404, "webhook_not_found")
-    assert {"webhook_created", "webhook_deleted"} <= {line.event for line in client.audit()}
+    assert refusal(operator.webhook, webhook) == (404, "webhook_not_found")
+    assert {"webhook_created", "webhook_deleted"} <= {line.event for line in operator.audit()}
     for url in ("http://127.0.0.1:1/", guarded.url):
-        assert refusal(client.create_webhook, url) == (422, "webhook_refused")
+        assert refusal(operator.create_webhook, url) == (422, "webhook_refused")
