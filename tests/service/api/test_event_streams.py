@@ -215,7 +215,8 @@ def test_open_streams_do_not_delay_a_stop_and_continue_with_the_next_server(tmp_
 def test_the_command_prints_a_line_for_each_event(client: Kith, server: str, tmp_path: Path) -> None:
     start, run = position_now(server), Program(tmp_path, server)
     identify(client, "door", 0)
-    with run.start("events", "--after", start, "-g", "door", "--json") as process:
-        assert process.stdout is not None
-        assert '"outcome": "unknown"' in process.stdout.readline()
-        process.terminate()
+    for words, expected in (((), "decision"), (("--json",), '"outcome": "unknown"')):
+        with run.start("events", "--after", start, "-g", "door", *words) as process:
+            assert process.stdout is not None
+            assert expected in process.stdout.readline()
+            process.terminate()

@@ -106,6 +106,7 @@ def test_pull_list_show_and_verify(mirror: Server, models: Models, tmp_path: Pat
     shown = models("show", "mirrored")
     for word in ("Research only.", "unknown", mirror.url, "explicit thresholds only", "--accept-license"):
         assert word in shown
+    assert json.loads(models("show", "mirrored", "--json"))["pulled"]["files"]["recognizer.onnx"] == found
     assert "LFW View 2 accuracy" in models("show", "kith-compact")
 
     assert f"embeddings have {load_pack(BUNDLED_PACK).recognition.dimension} dimensions" in models("verify")

