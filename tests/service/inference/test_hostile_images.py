@@ -34,7 +34,7 @@ REFUSED = {
     "tiff, 20,000 scans": "image_damaged",
     "png, 900 profiles": "image_damaged",
     "gif, 4 gigapixels": "image_too_large",
-    "heic, 36 megapixels said to be few": "image_damaged",
+    "heic, 4 megapixels said to be few": "image_damaged",
     "heic, few pixels said to be 49 million": "image_damaged",
     "heic, 4 exapixels": "image_damaged",
     "heic, a grid of a gigapixel": "image_too_large",

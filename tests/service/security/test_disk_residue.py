@@ -6,14 +6,16 @@ A control test runs the same work without encryption, and must find all of it.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.parse
 import uuid
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,20 +25,18 @@ import pytest
 from numpy.typing import NDArray
 
 from kith import Kith, KithClientError
+from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
+from service.core.unpacking import ZstdFile
 from service.security.master_keys import new_key_text
+from service.storage.db.tables import metadata
+from service.storage.privacy.backup import read_manifest
+from service.storage.privacy.backup_rows import read_rows
 from tests.conftest import jpeg
 from tests.faults import LONG
 from tests.faults.killing import pause
 from tests.faults.servers import Server
 from tests.packs import BUNDLED_DIMENSION
-from tests.service.security.disk_search import (
-    Needles,
-    forms_of_bytes,
-    forms_of_text,
-    forms_of_vector,
-    found_in,
-)
 
 pytestmark = pytest.mark.long
 
@@ -56,6 +56,89 @@ TEXTS = {
 }
 IN_CLEAR = {"name", "id", "tag", "metadata", "item", "NDJSON", "vector", "photo", "crop"}
 """Secrets that an unencrypted service leaves. Idempotency keys and API keys are stored only as hashes."""
+KITH = ["-m", "service.cli.main"]
+UNENCRYPTED = """
+import os
+from service.security import sealing
+class InClear:
+    def __init__(self, key): pass
+    generate_key = staticmethod(lambda bits: os.urandom(bits // 8))
+    encrypt = lambda self, nonce, value, purpose: bytes(value) + bytes(sealing.TAG_BYTES)
+    decrypt = lambda self, nonce, value, purpose: bytes(value[: -sealing.TAG_BYTES])
+sealing.AESGCM = InClear
+from service.cli.main import main
+main()
+"""
+
+
+# Search for secrets in all files of a folder, in every encoding that they may have
+
+WINDOW_BYTES = 24
+Needles = Mapping[str, list[bytes]]
+
+
+def forms_of_text(text: str) -> list[bytes]:
+    plain = text.encode()
+    written = {plain, json.dumps(text)[1:-1].encode(), text.encode("utf-16-le"), plain.hex().encode()}
+    return [*written, urllib.parse.quote(text).encode(), *in_base64(plain)]
+
+
+def forms_of_bytes(payload: bytes) -> list[bytes]:
+    """Return windows of a photo's bytes, each of which identifies it."""
+    last = len(payload) - WINDOW_BYTES
+    windows = [payload[at : at + WINDOW_BYTES] for at in np.linspace(min(700, last // 2), last, 8).astype(int)]
+    distinct = [window for window in windows if len(set(window)) > WINDOW_BYTES // 2]
+    return [form for window in distinct for form in (window, *in_base64(window))]
+
+
+def forms_of_vector(vector: Float) -> list[bytes]:
+    """Return a vector's first numbers as float16, float32 and float64, and as decimal digits."""
+    first = np.asarray(vector[:6], np.float32)
+    binary = [first.astype(kind).tobytes() for kind in ("<f2", "<f4", "<f8", ">f4")]
+    decimal = [f"{abs(number):.6f}"[1:].encode() for number in first[:3].tolist() if abs(number) > 0.01]
+    return [*binary, *in_base64(binary[1]), *decimal]
+
+
+def in_base64(payload: bytes) -> list[bytes]:
+    """Return the base64 digits for each alignment, without those that depend on neighboring bytes."""
+    found = []
+    for before in range(3):
+        encoded = base64.b64encode(bytes(before) + payload)
+        found.append(encoded[4 if before else 0 : 4 * ((before + len(payload)) // 3)])
+    return [form for form in found if len(form) >= 8]
+
+
+def found_in(folder: Path, needles: Needles) -> dict[str, set[str]]:
+    """Return the names of files that contain a needle, by kind of needle."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = str(path.relative_to(folder))
+        for part in (name.encode(), *parts(path)):
+            for kind, forms in needles.items():
+                if any(form in part for form in forms):
+                    found.setdefault(kind, set()).add(name)
+    return found
+
+
+def parts(path: Path) -> Iterator[bytes]:
+    """Return the file's bytes, and the unpacked contents of a backup."""
+    payload = path.read_bytes()
+    yield payload
+    if not (payload.startswith(b"PK") and zipfile.is_zipfile(io.BytesIO(payload))):
+        return
+    with zipfile.ZipFile(io.BytesIO(payload)) as archive:
+        for name in archive.namelist():
+            yield archive.read(name)
+            if name.endswith(".zst"):
+                with archive.open(name) as entry, ZstdFile(entry) as unpacked:
+                    yield unpacked.read()
+                table = metadata.tables[name.partition(".")[0]]
+                with archive.open(name) as entry:
+                    for row in read_rows(entry, table, read_manifest(path).rows[table.name]):
+                        yield b"\0".join(value for value in row if isinstance(value, bytes))
+
+
+# The work of a service
 
 
 class Watched(Server):
@@ -65,29 +148,19 @@ class Watched(Server):
         self.folder, self._program = folder, program
         for name in ("tmp", "home", "data"):
             (folder / name).mkdir(parents=True)
-        super().__init__(
-            folder / "data",
-            url,
-            TMPDIR=str(folder / "tmp"),
-            HOME=str(folder / "home"),
-            KITH_MASTER_KEY=master_key,
-            KITH_API_KEY=OPERATOR,
-            PYTHONPATH=os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]),
-        )
+        own = {"KITH_MASTER_KEY": master_key, "KITH_API_KEY": OPERATOR, "KITH_LOG_LEVEL": "DEBUG"}
+        path = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+        own |= {"TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home"), "PYTHONPATH": path}
+        super().__init__(folder / "data", url, None, **own)
 
     def launch(self) -> None:
+        command = [sys.executable, *self._program, "serve"]
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, *self._program, "serve"],
-                env=self._environment | {"KITH_LOG_LEVEL": "DEBUG"},
-                stdout=log,
-                stderr=log,
-                cwd=self.folder / "home",
-            )
+            home = self.folder / "home"
+            self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log, cwd=home)
 
     def end(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(60) == -signal.SIGTERM  # uvicorn re-raises the signal after a graceful stop
+        assert self.terminate(60) == -signal.SIGTERM  # uvicorn re-raises the signal after a graceful stop
         assert b"Application shutdown complete" in (self.folder / "log").read_bytes()
 
     def client(self, attempts: int = 1) -> Kith:
@@ -131,8 +204,13 @@ def work(server: Watched, photo: bytes, other: bytes, nobody: bytes) -> dict[str
             {"subject": "imported-line", "name": MARGAY, "embedding": strangers[1].tolist()},
             {"subject": "imported-line", "name": MARGAY, "embedding": [1.0], "template": "x"},
         ]
-        recognizer = kith.gallery("people").recognizer
-        send(server, recognizer, "\n".join(map(json.dumps, lines)).encode())
+        answer = httpx.post(
+            f"{server.url}/v1/galleries/people/import?recognizer={kith.gallery('people').recognizer}",
+            content="\n".join(map(json.dumps, lines)),
+            headers={"Authorization": f"Bearer {OPERATOR}", "Content-Type": "application/x-ndjson"},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
         done = kith.wait_for(kith.enroll_archive("people", archive(server.folder, photo, 1)).id)
         assert {item.item.partition("/")[2] for item in kith.job_items(done.id)} == {BULK, BROKEN}
         exported = b"".join(kith.export_gallery("people", crops=True))
@@ -145,13 +223,6 @@ def work(server: Watched, photo: bytes, other: bytes, nobody: bytes) -> dict[str
     needles["crop"] = [form for image in images for form in forms_of_bytes(image)]
     needles["key"] = [form for text in (token, token.rpartition("_")[2], OPERATOR) for form in forms_of_text(text)]
     return needles
-
-
-def send(server: Watched, recognizer: str, body: bytes) -> None:
-    headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": "application/x-ndjson"}
-    url = f"{server.url}/v1/galleries/people/import?recognizer={recognizer}"
-    answer = httpx.post(url, content=body, headers=headers, timeout=60)
-    assert answer.status_code == 200, answer.text
 
 
 def archive(folder: Path, photo: bytes, count: int) -> Path:
@@ -192,9 +263,9 @@ def test_files_contain_no_personal_data(
     if kind == "postgresql":
         cluster = request.getfixturevalue("postgres")
         url = cluster.create(f"kith_{uuid.uuid4().hex}")
-    with watched(tmp_path / "watched", ["-m", "service.cli.main"], master_key, url) as server:
+    with watched(tmp_path / "watched", KITH, master_key, url) as server:
         needles: Needles = work(server, *photos) | {"master key": forms_of_text(master_key)}
-        back_up(server, ["-m", "service.cli.main"])
+        back_up(server, KITH)
         kill_at_work(server, photos[0])
         names = {path.name for path in server.folder.rglob("*") if path.is_file()}
         assert {"backup", "log"} | (set() if cluster else {"kith.db", "kith.db-wal"}) <= names
@@ -217,10 +288,9 @@ def test_files_contain_no_personal_data(
 
 
 def test_an_unencrypted_service_leaves_all_of_it(tmp_path: Path, photos: list[bytes]) -> None:
-    program = ["-m", "tests.service.security.unencrypted"]
-    with watched(tmp_path / "watched", program, new_key_text()) as server:
+    with watched(tmp_path / "watched", ["-c", UNENCRYPTED], new_key_text()) as server:
         needles = work(server, *photos)
-        back_up(server, program)
+        back_up(server, ["-c", UNENCRYPTED])
         kill_at_work(server, photos[0])
         found = found_in(server.folder, needles)
         assert found.keys() == IN_CLEAR
