@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -98,8 +97,8 @@ def test_the_number_of_photos_chooses_the_recipe(
     few = read_run_config(tmp_path / "runs" / "people")
     assert (few.name, few.loop.batch_size, few.loop.epochs, few.distill.teacher) == ("few", 16, 1, BUNDLED_PACK)
     assert few.data.manifest is None and few.data.aligned
-    for i in range(200):  # the same command goes on, though so many would get larger batches
-        shutil.copy(people / "p0" / "0.png", people / "p1" / f"more{i}.png")
+    for i in range(600):  # the same command goes on, though so many would get larger batches
+        os.link(people / "p0" / "0.png", people / "p1" / f"more{i}.png")
     stop("run", "--data", "people", "--epochs", "1")
     assert read_run_config(tmp_path / "runs" / "people") == few
     monkeypatch.setattr(commands, "SMALL_SET_IMAGES", 20)
@@ -107,7 +106,7 @@ def test_the_number_of_photos_chooses_the_recipe(
     stop("run", "few", "--data", "people", "--output", "runs/named")
     stop("run", "few-labels", "--data", "people", "--output", "runs/labels")
     assert [config.name for config, _ in begun[2:]] == ["compact", "few", "few-labels"]
-    assert (begun[4][0].loop.batch_size, begun[4][0].distill.teacher) == (16, None)
+    assert (begun[4][0].loop.batch_size, begun[4][0].distill.teacher) == (32, None)
 
 
 def test_the_bundled_pack_aligns_photos_that_are_no_crops(

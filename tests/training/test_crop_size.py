@@ -28,11 +28,11 @@ from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
 from tests.training.runs import TINY, as_set, tiny_run, with_mirror, write_people
+from training.cli.commands import app
 from training.config import AugmentConfig, ConfigError, DataConfig, RunConfig
 from training.data.augment import augment, draw_uniforms
 from training.data.identities import load_identities
 from training.evaluation.embedding import load_embedder, teacher_embeddings, torch_embedder
-from training.export.packing import export_run
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import load_run
 from training.run.people import measure_folder, own_photos
@@ -73,7 +73,7 @@ def test_a_network_of_other_crops_is_trained_exported_and_served(
     # The file states its input, and evaluates as the run does.
     made.mkdir()
     file = made / "recognizer.onnx"
-    assert export_run(run, file, "fp32") > 0.9999
+    app(["export", str(run), "--output", str(file), "--precision", "fp32"], standalone_mode=False)
     assert OnnxNetwork(file).input_shape[1:] == (3, SIDE, SIDE)
     for path in (run, file):
         embed, alignment = load_embedder(path)

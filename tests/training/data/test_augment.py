@@ -107,7 +107,7 @@ def test_low_resolution_has_three_sides(crops: Tensor) -> None:
 def test_erasing_fills_one_rectangle_with_one_color() -> None:
     crops = torch.ones(300, 3, 112, 112)  # a color that is never drawn: uniforms stay below 1
     out = augment(crops, draw_uniforms(300, 3, 3), replace(OFF, erase=1.0))
-    tops = set()
+    tops, shapes = set(), set()
     for image in out:
         ys, xs = (image[0] < 1).nonzero().unbind(1)
         height, width = int(ys.max() - ys.min() + 1), int(xs.max() - xs.min() + 1)
@@ -115,7 +115,9 @@ def test_erasing_fills_one_rectangle_with_one_color() -> None:
         assert all(ERASED_SIDE_PX[0] <= side < ERASED_SIDE_PX[1] for side in (height, width))
         assert (image[:, ys, xs] == image[:, ys[:1], xs[:1]]).all()
         tops.add(int(ys.min()))
+        shapes.add((height, width))
     assert len(tops) > 50
+    assert len(shapes) > 100  # the sides are drawn apart
 
 
 def test_a_mask_covers_the_mouth_and_never_the_eyes(crops: Tensor) -> None:

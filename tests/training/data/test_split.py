@@ -62,6 +62,8 @@ def test_people_and_photos_are_held_out(tmp_path: Path) -> None:
     assert people(photos & train) == people(held)
     assert len(photos & train) == len(people(held))
     assert all(sum(name.startswith(person) for name in train) >= 2 for person in people(train))
+    half = split(root, tmp_path / "cache", photos=0.5)
+    assert np.bincount(half.train.labels).min() == 2  # of six
     few = split(root, tmp_path / "cache", photos=0.05)
     train, photos = members(few.train), members(few.photos)
     assert people(photos & train) == people(photos - train) < people(train)

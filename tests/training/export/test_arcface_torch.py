@@ -18,8 +18,8 @@ from training.backbones.iresnet import DEPTHS
 from training.cli.commands import app
 from training.config import BackboneConfig, BackboneName, ConfigError, RunConfig
 from training.evaluation.embedding import load_embedder
+from training.export import packing
 from training.export.arcface_torch import export_weights, import_weights
-from training.export.packing import export_run
 from training.optimization.run_folder import CHECKPOINT, load_checkpoint, load_run
 from training.run.train import train_recognizer
 
@@ -101,8 +101,8 @@ def outputs(net: Reference, name: str, x: Tensor, features: int = 32, scale: int
     return iresnet(net, x, DEPTHS[name], features)
 
 
-def noise(count: int = 1) -> Tensor:
-    return torch.rand(count, 3, 112, 112, generator=torch.Generator().manual_seed(1)) * 2 - 1
+def noise(side: int = 112) -> Tensor:
+    return torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(1)) * 2 - 1
 
 
 def equal(found: Tensor, wanted: Tensor) -> None:
@@ -115,17 +115,17 @@ DEEP = [pytest.param(name, marks=pytest.mark.long) for name in DEPTHS if name !=
 @pytest.mark.parametrize("name", ["iresnet18", "mobilefacenet", *DEEP])
 @torch.no_grad()
 def test_outputs_are_equal_both_ways(tmp_path: Path, name: BackboneName) -> None:
-    net = Reference()
-    wanted = outputs(net, name, noise())
+    net, side = Reference(), 112 if name == "mobilefacenet" else 48
+    wanted = outputs(net, name, noise(side))
     torch.save(net.weights, tmp_path / "model.pt")
     assert import_weights(tmp_path / "model.pt", name, tmp_path / "run") is None
     config, network = load_run(tmp_path / "run")
-    equal(network(noise()), wanted)
-    assert (config.backbone.embedding_dim, config.data.crop_px) == (32, 112)
+    equal(network(noise(side)), wanted)
+    assert (config.backbone.embedding_dim, config.data.crop_px) == (32, side)
     export_weights(tmp_path / "run", tmp_path / "out" / "model.pt", classes=False)
     back = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
     assert back.keys() == net.weights.keys()
-    equal(outputs(Reference(back), name, noise()), wanted)
+    equal(outputs(Reference(back), name, noise(side)), wanted)
 
 
 def small(folder: Path, classes: int | None = None, ranks: int = 1) -> tuple[Path, Reference]:
@@ -150,7 +150,7 @@ def small(folder: Path, classes: int | None = None, ranks: int = 1) -> tuple[Pat
 
 def continued(tmp_path: Path, class_sampling: float = 0.0) -> RunConfig:
     backbone = BackboneConfig("mobilefacenet", embedding_dim=16, weights=tmp_path / "imported")
-    base = tiny_run(write_people(tmp_path / "people", side=112), tmp_path / "run", "cosface", epochs=1)
+    base = tiny_run(write_people(tmp_path / "people", images=2, side=112), tmp_path / "run", "cosface", epochs=1)
     loop = replace(base.loop, learning_rate=1e-9, class_sampling=class_sampling)
     return replace(base, data=replace(base.data, crop_px=112), backbone=backbone, loop=loop)
 
@@ -181,7 +181,9 @@ def test_centers_of_other_people_are_not_used(tmp_path: Path, caplog: pytest.Log
     assert f"the {PEOPLE + 1} class centers" in caplog.text
 
 
-def test_imported_weights_are_measured_and_exported_and_not_trained(tmp_path: Path) -> None:
+def test_imported_weights_are_measured_and_exported_and_not_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, _ = small(tmp_path)
     answer = CliRunner().invoke(
         app, ["import-weights", str(path), "--backbone", "mobilefacenet", "--output", str(tmp_path / "imported")]
@@ -189,7 +191,11 @@ def test_imported_weights_are_measured_and_exported_and_not_trained(tmp_path: Pa
     assert (answer.exit_code, "without class centers" in answer.output) == (0, True)
     embed, _ = load_embedder(tmp_path / "imported")
     assert embed(torch.zeros(1, 112, 112, 3, dtype=torch.uint8).numpy()).shape == (1, 16)
-    assert export_run(tmp_path / "imported", tmp_path / "recognizer.onnx", "fp32") > 0.9999
+    compared: list[Tensor] = []
+    monkeypatch.setattr(packing, "export_recognizer", lambda network, crops, *_: compared.append(crops))
+    packing.export_run(tmp_path / "imported", tmp_path / "recognizer.onnx", "fp32")
+    assert compared[0].shape == (32, 3, 112, 112)
+    assert compared[0].std() > 0.5  # noise, without photos
     config, _ = load_run(tmp_path / "imported")
     with pytest.raises(ConfigError, match=r"--set backbone\.weights"):
         train_recognizer(config)

@@ -108,6 +108,11 @@ def test_all_terms_train_beside_a_head(folder: Path, tmp_path: Path) -> None:
         parts = [row[f"loss_{name}"] for name in ("head", *TERMS)]
         assert row["loss"] == pytest.approx(sum(parts), rel=1e-5)
     assert all(any(row[f"loss_{term}"] != 0 for row in logged) for term in TERMS)
+    objective = build_objective(replace(config, terms=terms), PEOPLE).eval()
+    x, labels = torch.randn(BATCH, 16), torch.arange(BATCH) // 2
+    parts, weights = objective(x, labels, np.arange(BATCH)), objective.head.class_weights()
+    for name, term in objective.terms.items():
+        assert parts[name].item() == pytest.approx(0.5 * term(x, labels, weights).item(), rel=1e-5), name
 
 
 @pytest.mark.parametrize(
