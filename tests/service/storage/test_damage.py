@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -14,10 +13,9 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from models.vision.recognition import l2_normalize
 from service.cli.tools.doctor import check_database
 from service.core.errors import StorageDamagedError
-from service.domain.gallery import GallerySettings, NewTemplate, SubjectFilter
+from service.domain.gallery import SubjectFilter
 from service.security.sealing import vector_purpose
 from service.settings import load_settings
 from service.storage.damage import damage
@@ -39,10 +37,9 @@ from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.store import Store
 from tests.databases import ON_BOTH, TEXT, engine_of, open_database
 from tests.faults.workers import Node
-from tests.service.storage.scene import filled, made, some
+from tests.service.storage.scene import DIMENSION, filled, made, some
 from tests.soundness import problems
 
-DIMENSION = 16
 G = "(SELECT pk FROM galleries WHERE name = 'g')"
 LAST_SUBJECT = f"(SELECT max(pk) FROM subjects WHERE gallery_pk = {G})"
 LAST_TEMPLATE = f"(SELECT max(pk) FROM templates WHERE gallery_pk = {G})"
@@ -166,13 +163,11 @@ def test_a_damaged_page_is_told(tmp_path: Path) -> None:
 # What the oracle finds
 
 
-def sealed_vector(value: Any) -> Callable[[Node], sa.Executable]:
-    def changed(node: Node) -> sa.Executable:
-        sealed = node.store.galleries.get("g").seal.close(np.asarray(value, "<f4").tobytes(), vector_purpose(0))
-        last = sa.select(sa.func.max(vectors.c.template_pk)).scalar_subquery()
-        return vectors.update().where(vectors.c.template_pk == last).values(vector=sealed)
-
-    return changed
+def tripled(node: Node) -> sa.Executable:
+    gallery, own = node.store.galleries.get("g"), metadata.tables["templates"].c
+    sealed = gallery.seal.close(np.full(DIMENSION, 3, "<f4").tobytes(), vector_purpose(0))
+    last = sa.select(sa.func.max(own.pk)).where(own.gallery_pk == gallery.pk).scalar_subquery()
+    return vectors.update().where(vectors.c.template_pk == last, vectors.c.generation == 0).values(vector=sealed)
 
 
 UNSOUND: Final[dict[str, str | Callable[[Node], sa.Executable]]] = {
@@ -182,23 +177,16 @@ UNSOUND: Final[dict[str, str | Callable[[Node], sa.Executable]]] = {
     "labels": f"DELETE FROM labels WHERE gallery_pk = {G}",
     "row of another": f"UPDATE subjects SET lookup = 'x' WHERE pk = {LAST_SUBJECT}",
     "no vector": f"UPDATE vectors SET generation = 7 WHERE template_pk = {LAST_TEMPLATE}",
-    "unit length": sealed_vector([3] * DIMENSION),
+    "unit length": tripled,
     "lacks a template": f"DELETE FROM changes WHERE template_pk = {LAST_TEMPLATE}",
     "ahead": "INSERT INTO index_states SELECT pk, 0, 'milvus', 1000, NULL, created_at FROM galleries WHERE name = 'g'",
 }
 
 
 @pytest.mark.parametrize("said", UNSOUND)
-def test_the_oracle_of_the_tests_finds(tmp_path: Path, said: str) -> None:
-    url, rng = f"sqlite:///{tmp_path / 'kith.db'}", np.random.default_rng(0)
-    with Node(url) as node:
-        gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-        for i in range(12):
-            node.store.subjects.put(gallery, f"s{i}", None, {"floor": i % 3}, ["night"])
-            drawn = l2_normalize(rng.normal(size=(2, DIMENSION)))
-            node.enroll("g", f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding") for vector in drawn])
-        node.delete_subject("g", "s3")
-        node.move_template("g", "s0", node.store.templates.list_page(gallery, "s0")[0].id, "s1")
+def test_the_oracle_of_the_tests_finds(tmp_path: Path, rng: np.random.Generator, said: str) -> None:
+    with Node(url := f"sqlite:///{tmp_path / 'kith.db'}") as node:
+        filled(node.database, rng)
         assert problems(url) == []
         how = UNSOUND[said]
         alter(url, how if isinstance(how, str) else how(node))

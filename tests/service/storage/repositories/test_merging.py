@@ -61,7 +61,6 @@ def test_everything_of_one_is_the_others_or_nothing(
 ) -> None:
     gallery = store.galleries.get("g")
     before = [store.subjects.get(gallery, name) for name in ("ada", "countess")]
-    ids = [template.id for name in ("ada", "countess") for template in store.templates.list_page(gallery, name)]
 
     def full(*_: object, **__: object) -> None:
         raise StorageError("the disk is full")
@@ -77,9 +76,7 @@ def test_everything_of_one_is_the_others_or_nothing(
     assert done.subject.metadata == {"floor": 1, "desk": 4, "team": "engine"}
     assert done.subject.tags == ["night", "founder"]
     now = store.galleries.get("g")
-    assert [template.id for template in store.templates.list_page(now, "ada")] == ids
-    for chosen, count in ((SubjectFilter(("founder",)), 1), (SubjectFilter(metadata=(("floor", 2),)), 0)):
-        assert len(store.subjects.matching_pks(now, chosen)) == count
+    assert len(store.subjects.matching_pks(now, SubjectFilter(metadata=(("floor", 2),)))) == 0
     assert (done.receipt.kind, done.receipt.removed) == ("moved", {"subjects": 1, "templates": 3})
     lines = list(listed_lines(database, AuditFilter(now.pk), None, 2))
     seen = [(line.event, line.subject, line.details.get("into"), line.details.get("merged")) for line in lines]
