@@ -30,9 +30,7 @@ class Answer:
 
 
 BUSY = Answer(503, b'{"code": "overloaded", "detail": "the queue is full"}', {"Retry-After": "0"})
-LIMITED = Answer(429, b'{"code": "too_many_streams"}', {"Retry-After": "1"})
 BROKEN = Answer(breaks=True)
-LOST = Answer(504, b'{"code": "node_lost"}')
 OK = Answer()
 ENROLLED = Answer(201, b'{"subject": "ada", "enrolled_count": 0, "results": []}')
 

@@ -182,7 +182,7 @@ def installed(tmp_path: Path) -> dict[str, str]:
 def test_the_tutorial(tmp_path: Path, installed: dict[str, str]) -> None:
     """The demo and the service run with its packages only, the other commands here, which saves their imports."""
     port, folder, printed = free_port(), tmp_path / "demo-output", ""
-    environment = installed | {"KITH_RUNTIME": "openvino", "KITH_PORT": str(port)}
+    environment = installed | {"KITH_RUNTIME": "onnxruntime", "KITH_PORT": str(port)}
     kith = tmp_path / ".venv" / "bin" / "kith"
     with ExitStack() as stack:
         for kind, block in BLOCKS:
