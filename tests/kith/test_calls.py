@@ -138,6 +138,10 @@ def test_every_option_of_a_request_is_a_parameter(describe: Any, model: Any, els
         assert model.model_fields.keys() - elsewhere <= inspect.signature(describe).parameters.keys()
 
 
+def test_parameters_may_have_other_names_than_fields() -> None:
+    assert build("jobs", {"states": ["queued"]}).arguments == {"params": {"state": ["queued"]}}
+
+
 @pytest.mark.parametrize("value", INVALID_IDS)
 def test_an_id_that_would_change_the_path_is_refused(value: str) -> None:
     """Proxies and servers normalize '..' to the gallery, and the request would then erase it."""
