@@ -54,6 +54,10 @@ def test_jobs_list_their_refused_items_in_pages_and_say_since_when_they_are_not_
     note = page.get_by_role("status").filter(has_text="Not updated since")
     expect(note).to_contain_text("This needs the scope 'read'.")
     expect(page.locator(".job")).to_have_count(1)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.clock.run_for(60_000)
+    assert asked == []  # the audit has each refused request
     page.unroute_all()
     answers(page, r"/v1/jobs\?", jobs(done_count=50))
     note.get_by_role("button", name="Refresh").click()
