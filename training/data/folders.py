@@ -1,4 +1,4 @@
-"""Photos in folders of a training or evaluation set, told from other files by the rule of the service."""
+"""Photos in folders of a training or evaluation set, told from other files by the rule of the service, and lists."""
 
 from __future__ import annotations
 
@@ -43,3 +43,13 @@ def photos_below(root: Path, in_subfolders: bool = False) -> FolderPhotos:
     ignored += [f"{printable_path(path)} (not in a person's folder)" for path in loose]
     photos = tuple(sorted({*listed.photos} - {*loose}))
     return FolderPhotos(photos, tuple(ignored), listed.hidden)
+
+
+def read_list(path: Path) -> str:
+    """Return the text of a list of a benchmark. Raises ConfigError if it is missing or not UTF-8."""
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}. Convert it to UTF-8") from error

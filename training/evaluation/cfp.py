@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from models.vision.alignment import CROP_SIZE_PX
 from training.config import ConfigError
 from training.data.cache import cached_crops
+from training.data.folders import read_list
 from training.data.identities import decode_rgb
 from training.evaluation.embedding import Embed, Embeddings, Pairs, embed_crops
 
@@ -35,10 +36,7 @@ class CfpCrops:
 
 def read_cfp_pairs(path: Path) -> Pairs:
     """Read a list with the columns fold, same, file_a and file_b. Raises ConfigError if it is missing or malformed."""
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist")
-    with path.open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
+    rows = list(csv.DictReader(read_list(path).splitlines()))
     try:
         first, second = (tuple(str(row[column]) for row in rows) for column in ("file_a", "file_b"))
         same = np.array([bool(int(row["same"])) for row in rows])

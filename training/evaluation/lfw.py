@@ -20,6 +20,7 @@ from models.vision.detection import Detector
 from models.vision.specs import DetectionSpec
 from training.config import ConfigError
 from training.data.cache import cached_crops
+from training.data.folders import read_list
 from training.evaluation.embedding import Embed, Embeddings, Pairs, central_crops, embed_crops
 from training.evaluation.metrics import (
     AngleStatistics,
@@ -59,7 +60,7 @@ def read_pairs(path: Path) -> Pairs:
     """Read pairs.txt (header: folds, pairs per kind) or a View 1 list (header: pairs per kind; one fold). Fields are
     separated by tabs; names may contain spaces. Raises ConfigError if the file is missing, a line is malformed, or
     lines are missing."""
-    numbered = [(i, line.split("\t")) for i, line in enumerate(_read_list(path).split("\n"), 1) if line.strip()]
+    numbered = [(i, line.split("\t")) for i, line in enumerate(read_list(path).split("\n"), 1) if line.strip()]
     (at, header), lines = numbered[0] if numbered else (1, []), numbered[1:]
     counts = [int(field) for field in header if field.strip().isdecimal()]
     if len(counts) != len(header) or len(header) not in (1, 2) or 0 in counts:
@@ -92,15 +93,6 @@ def read_pairs(path: Path) -> Pairs:
     return Pairs(tuple(first), tuple(second), np.array(same), folds)
 
 
-def _read_list(path: Path) -> str:
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist")
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error}. Convert it to UTF-8") from error
-
-
 def _lfw_file(person: str, number: int) -> str:
     return f"{person}/{person}_{number:04d}.jpg"
 
@@ -128,7 +120,7 @@ def read_open_set(path: Path) -> OpenSetProtocol:
     """Read openset_protocol.json. Raises ConfigError if the file is missing, is malformed, or has a mated probe
     without a gallery photo."""
     try:
-        document = json.loads(_read_list(path))
+        document = json.loads(read_list(path))
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is not JSON: {error}. Fetch the protocol again") from error
     lists = [document.get(key) if isinstance(document, dict) else None for key in OPEN_SET_KEYS]

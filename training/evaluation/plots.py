@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from training.config import ConfigError
+from training.data.folders import read_list
 from training.evaluation.metrics import Bools, Floats, Roc, fnir_curve, roc
 
 BLUE: Final = "#0072B2"
@@ -186,11 +187,8 @@ def _log_percent(axes: Axes) -> None:
 
 
 def read_columns(csv_path: Path) -> dict[str, Floats]:
-    if not csv_path.is_file():
-        raise ConfigError(f"{csv_path} does not exist")
-    with csv_path.open(newline="", encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
-        names, rows = reader.fieldnames or (), list(reader)
+    reader = csv.DictReader(read_list(csv_path).splitlines())
+    names, rows = reader.fieldnames or (), list(reader)
     if "step" not in names or len(names) < 2 or not rows:
         raise ConfigError(f"{csv_path} needs the column 'step', another column, and at least one row")
     try:

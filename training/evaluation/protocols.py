@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from models.risk.search_rates import search_gallery, threshold_at_fpir
 from training.config import ConfigError
+from training.data.folders import read_list
 from training.evaluation.metrics import Bools, Floats, Ints, distractor_verification, mated_pairs, row_blocks
 
 MAX_RETRIEVED = 100
@@ -120,10 +121,7 @@ class VideoPairs:
 def read_video_pairs(path: Path) -> VideoPairs:
     """Read splits.txt of YouTube Faces. A line has the fold first, both videos as person/number, and last 1 for the
     same person, otherwise 0. Raises ConfigError if it is missing or malformed."""
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist")
-    with path.open(newline="", encoding="utf-8") as stream:
-        rows = [[field.strip() for field in row] for row in csv.reader(stream) if row]
+    rows = [[field.strip() for field in row] for row in csv.reader(read_list(path).splitlines()) if row]
     try:
         folds = [int(row[0]) for row in rows[1:]]
         same = [{"0": False, "1": True}[row[-1]] for row in rows[1:]]

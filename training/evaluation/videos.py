@@ -17,6 +17,7 @@ from models.vision.alignment import Alignment, align
 from models.vision.detection import Detector
 from models.vision.recognition import l2_normalize
 from training.config import ConfigError
+from training.data.folders import read_list
 from training.data.identities import read_rgb
 from training.data.subsampling import evenly_spaced_rows
 from training.evaluation.embedding import PHOTO_BATCH_SIZE, Embed, embed_batch
@@ -113,9 +114,7 @@ def _frame_number(file: Path) -> int:
 
 def _read_middles(path: Path) -> Mapping[str, Point]:
     """Read "person\\\\video\\\\file,ignored,x,y,width,height,..." to the middle of the face by frame."""
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist")
-    rows = [line.split(",") for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = [line.split(",") for line in read_list(path).splitlines() if line.strip()]
     try:
         return {row[0].replace("\\", "/"): (float(row[2]), float(row[3])) for row in rows}
     except (IndexError, ValueError) as error:
@@ -207,9 +206,7 @@ def read_iqiyi(folder: Path) -> IqiyiLists:
 def _rows(paths: Sequence[Path], fields: int) -> Iterator[tuple[Path, list[str]]]:
     """Yield the fields of each line with its file. Raises ConfigError if a file is missing or a line is short."""
     for path in paths:
-        if not path.is_file():
-            raise ConfigError(f"{path} does not exist")
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(read_list(path).splitlines(), 1):
             row = line.split()
             if row and len(row) < fields:
                 raise ConfigError(f"{path}, line {number} has fewer than {fields} fields")
