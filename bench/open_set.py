@@ -81,8 +81,7 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="two draws; writes nothing")
-    is_quick = parser.parse_args().quick
-    count = 2 if is_quick else DRAWS
+    count = 2 if (is_quick := parser.parse_args().quick) else DRAWS
     lfw = lfw_or_exit()
     with tempfile.TemporaryDirectory() as folder:
         packs = packs_of(lfw, Path(folder))

@@ -22,7 +22,6 @@ from tests.databases import ENVIRONMENT
 from tests.faults.servers import Server
 
 GALLERY: Final = "people"
-FPIR: Final = 0.01
 STOP_S: Final = 30.0
 
 
@@ -86,7 +85,7 @@ def running(kind: type[Running], folder: Path, **settings: str) -> Iterator[Runn
 
 def enroll(url: str, pack: Path, people: Mapping[str, Float], file: Path) -> None:
     with Kith(url, timeout_s=300) as kith:
-        kith.create_gallery(GALLERY, risk={"fpir": FPIR})
+        kith.create_gallery(GALLERY, risk={"fpir": 0.01})
         if not people:
             return
         coded = {name: base64.b64encode(vector.astype("<f4").tobytes()).decode() for name, vector in people.items()}
