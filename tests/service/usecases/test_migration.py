@@ -199,27 +199,28 @@ def test_enrollments_during_switches_succeed(kith: Kith, url: str, people: dict[
         before = len(acknowledged) + len(failures)
         is_eventually(lambda: len(acknowledged) + len(failures) > before)
 
-    archive = Bytes(many({f"{name}/1.jpg": people[name] for name in ("eileen", "tom")}, 20))
-    job = kith.enroll_archive(g, archive, allow_duplicate=True)
-    has_done(kith, job, 5)
+    archive = Bytes(many({f"{name}/1.jpg": people[name] for name in ("eileen", "tom")}, 40))
     writers = [threading.Thread(daemon=True, target=enroll, args=(w,)) for w in range(2)]
     for thread in writers:
         thread.start()
+    wait_for_enrollment()
+    job = kith.enroll_archive(g, archive, allow_duplicate=True)
+    has_done(kith, job, 5)  # its next photos are embedded
     for _ in range(2):
-        wait_for_enrollment()
         assert moved(kith, g).state == "switched", [kith.job(one.id) for one in kith.jobs(g)]
         wait_for_enrollment()
         kith.roll_back(g)
+        wait_for_enrollment()
     moved(kith, g)
     stop.set()
     for thread in writers:
         thread.join()
     assert not failures
     ended = kith.wait_for(job.id, WAIT_S)
-    assert (ended.state, ended.counts) == ("succeeded", {"enrolled": 20})
+    assert (ended.state, ended.counts) == ("succeeded", {"enrolled": 40})
     told = settled(kith, g)
     assert {s.id for s in kith.subjects(g)} == {"eileen", "tom", *acknowledged}
-    assert told.current.embedded_count == told.current.template_count == 21 + len(acknowledged)
+    assert told.current.embedded_count == told.current.template_count == 41 + len(acknowledged)
 
 
 def test_embeddings_must_name_their_recognizer_from_a_migration_on(kith: Kith, people: dict[str, bytes]) -> None:
