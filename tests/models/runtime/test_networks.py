@@ -39,7 +39,6 @@ from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
 from tests.networks import color_network, flat_network, network
 
-pytest.importorskip("openvino")
 HERE = Device("cuda") if CUDA in available_providers() and visible_gpus() else Device("cpu")
 """Without a GPU, the code for GPUs runs on the CPU."""
 CROP = (3, 112, 112)

@@ -24,7 +24,6 @@ from models.vision.recognition import Recognizer
 from models.vision.specs import DetectionSpec, LivenessSpec, Normalization, RecognitionSpec
 from tests.networks import color_network, scrfd_network, warmth
 
-pytest.importorskip("openvino")
 Write = Callable[[Path], Path]
 INF, NAN = float("inf"), float("nan")
 

@@ -17,7 +17,6 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux'")
 def test_core_limit_and_dumpable_flag_are_set(tmp_path: Path) -> None:
     told = run(
         f"{KEPT}; import ctypes, resource; "
@@ -27,7 +26,6 @@ def test_core_limit_and_dumpable_flag_are_set(tmp_path: Path) -> None:
     assert told.stdout.strip() == "(0, 0) 0", told.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux'")
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes two users, and so root")
 def test_the_process_can_still_read_its_own_status(tmp_path: Path) -> None:
     """Run as a user without privileges, like in the image."""
