@@ -235,8 +235,8 @@ class Storage:
             self.since.append(("subject", decoy, []))
 
     def see(self) -> None:
-        """Remember two faces, of one photo or not, of a few people."""
-        axes, faces, compared = np.eye(NARROW)[self.rng.integers(PEOPLE, size=2)], list[Sighting](), list[Any]()
+        """Remember faces, of one photo or not, of a few people."""
+        axes, faces, compared = np.eye(NARROW)[self.rng.integers(PEOPLE, size=3)], list[Sighting](), list[Any]()
         for vector in l2_normalize(axes + 0.1 * self.rng.normal(size=axes.shape)):
             quality, photo = {"score": float(self.rng.random())}, int(self.rng.integers(2)) or None
             self.done["faces"] += 1
@@ -275,7 +275,8 @@ class Storage:
             self.strangers[found.id] = Known(self.now, self.now, 1, [face])
             self.events.append((found.id, ("stranger_first_seen", found.id, 1)))
             while len(self.strangers) > MAX_STRANGERS:
-                self.lose(min(self.strangers, key=lambda each: self.strangers[each].last_seen))
+                others = self.strangers.keys() - {found.id}
+                self.lose(min(others, key=lambda each: (self.strangers[each].last_seen, [*self.strangers].index(each))))
 
     def meet(self, name: str, face: Sighting) -> None:
         one = self.strangers[name]
@@ -301,16 +302,17 @@ class Storage:
                 self.leave(name, self.subject)
 
     def merge_strangers(self) -> None:
-        for (name, one), (into, other) in zip([*self.strangers.items()][-1:], self.strangers.items(), strict=False):
-            if name != into:
-                self.store.strangers.merge(self.gallery, name, into)
-                self.leave(name, into)
-                both = sorted(one.templates + other.templates, key=lambda each: -(each.quality or {})["score"])
-                kept = {each.id for each in both[:MAX_TEMPLATES]}
-                other.templates = [each for each in sorted(both, key=lambda each: each.id) if each.id in kept]
-                other.first_seen = min(one.first_seen, other.first_seen)
-                other.last_seen = max(one.last_seen, other.last_seen)
-                other.seen_count += one.seen_count
+        """Of the two with the most templates."""
+        known = sorted(self.strangers.items(), key=lambda each: -len(each[1].templates))
+        for (into, other), (name, one) in zip(known[:1], known[1:], strict=False):
+            self.store.strangers.merge(self.gallery, name, into)
+            self.leave(name, into)
+            both = sorted(one.templates + other.templates, key=lambda each: -(each.quality or {})["score"])
+            kept = {each.id for each in both[:MAX_TEMPLATES]}
+            other.templates = [each for each in sorted(both, key=lambda each: each.id) if each.id in kept]
+            other.first_seen = min(one.first_seen, other.first_seen)
+            other.last_seen = max(one.last_seen, other.last_seen)
+            other.seen_count += one.seen_count
 
     def leave(self, name: str, into: str) -> None:
         """A stranger became another one, or a subject."""

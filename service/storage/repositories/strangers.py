@@ -151,7 +151,7 @@ class StrangerStore(ErasingStore):
                 connection.execute(changing.values(updated_at=now, seen_count=stranger.seen_count))
             about: dict[str, Any] = {"data": stranger.sighting(), "stranger_pk": key, "at": now}
             if is_new:
-                removed = _make_room(connection, companion)
+                removed = _make_room(connection, companion, key)
                 reported = [Event("stranger_first_seen", **about)]
                 note(vault, connection, REMEMBERED, gallery, published=reported, stranger=stranger.id, **removed)
             else:
@@ -268,12 +268,15 @@ def _create(connection: Connection, gallery: Gallery, now: datetime) -> Gallery:
     return companion
 
 
-def _make_room(connection: Connection, companion: Gallery) -> dict[str, Any]:
-    """Delete the strangers last seen the longest ago, if there are too many; return their number for an audit line."""
+def _make_room(connection: Connection, companion: Gallery, new: int) -> dict[str, Any]:
+    """Delete the strangers last seen the longest ago, if there are too many; return their number for an audit line.
+
+    The ``new`` one stays, also if the clock went back.
+    """
     excess = gallery_value(connection, companion.pk, galleries.c.subject_count) - MAX_STRANGERS
     if excess <= 0:
         return {}
-    oldest = sa.select(subjects.c.pk).where(subjects.c.gallery_pk == companion.pk)
+    oldest = sa.select(subjects.c.pk).where(subjects.c.gallery_pk == companion.pk, subjects.c.pk != new)
     oldest = oldest.order_by(subjects.c.updated_at, subjects.c.pk).limit(excess)
     pks = connection.execute(oldest).scalars().all()
     return {"removed": {"subjects": delete_rows(connection, "subject", subjects.c.pk.in_(pks))}}
