@@ -214,38 +214,6 @@ def counts(store: Store, gallery: Gallery) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        (["merge"], {"anna": 1, "anna-2019": 2, "tom": 1}),
-        (["merge", "delete"], {"tom": 1}),
-        (["merge", "move on", "delete"], {"anna-2019": 1, "tom": 1}),
-        (["move", "delete"], {"anna-2019": 1, "tom": 1}),
-    ],
-)
-def test_a_restore_from_before_a_move_keeps_what_is_not_erased(
-    database: Database, tmp_path: Path, rng: np.random.Generator, steps: list[str], expected: dict[str, int]
-) -> None:
-    """A photo is erased where it is, and does not return where it was."""
-    file, store, gallery = tmp_path / "backup", Store(database), made(database)
-    for name, count in (("anna", 1), ("anna-2019", 2), ("tom", 1)):
-        store.templates.enroll(gallery, name, some(rng, count), None)
-    back_up(database, file)
-    first, _ = store.templates.list_page(gallery, "anna-2019")
-    for step in steps:
-        match step:
-            case "merge":
-                store.subjects.merge(gallery, "anna-2019", "anna")
-            case "move":
-                store.templates.move(gallery, "anna-2019", first.id, "anna")
-            case "move on":
-                store.templates.move(gallery, "anna", first.id, "tom")
-            case "delete":
-                store.subjects.delete(gallery, "anna")
-    restore(database, file, replace=True)
-    assert counts(store, store.galleries.get("g")) == expected
-
-
 def test_a_restore_keeps_who_enrolled_again_after_the_erasure(
     database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
 ) -> None:
