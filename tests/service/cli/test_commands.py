@@ -144,6 +144,7 @@ def test_every_file_is_accounted_for(run: Program, gallery: str, tmp_path: Path,
         "__MACOSX/eileen/1.jpg": photo,
         "group.jpg": photo,
         "anna/1.jpg": jpeg(np.full((300, 300, 3), 128, np.uint8)),
+        "tom/1.jpg": photos["tom"].read_bytes(),
     }
     written(tmp_path / "people", files)
     (tmp_path / "people" / "eileen" / "gone.jpg").symlink_to("nowhere")
@@ -151,7 +152,7 @@ def test_every_file_is_accounted_for(run: Program, gallery: str, tmp_path: Path,
     first, *lines = run(*words, status=1).splitlines()
     assert first == "1 person has no photo in the gallery, and cannot be found: anna"
     assert "Ignored: people/eileen/[b]notes.txt" in lines
-    assert lines[-1] == "3 photos enrolled, 4 refused; 4 files ignored (hidden, or not a photo)"
+    assert lines[-1] == "4 photos enrolled, 4 refused; 4 files ignored (hidden, or not a photo)"
     with (tmp_path / "report.csv").open(newline="", encoding="utf-8") as stream:
         rows = {row["photo"]: (row["status"], row["code"]) for row in csv.DictReader(stream)}
     assert rows == {
@@ -164,11 +165,12 @@ def test_every_file_is_accounted_for(run: Program, gallery: str, tmp_path: Path,
         "people/eileen/1.jpe": ("done", ""),
         "people/eileen/2019/IMG_2": ("done", ""),
         "people/eileen/Ren\\xe9.jpg": ("done", ""),
+        "people/tom/1.jpg": ("done", ""),
     }
     # A person who was enrolled before is not missing because of another, refused photo.
-    (tmp_path / "people" / "eileen" / "1.jpe").write_bytes(files["anna/1.jpg"] + b"2")
+    (tmp_path / "people" / "tom" / "1.jpg").write_bytes(files["anna/1.jpg"] + b"2")
     again = json.loads(run(*words, "--json", status=1))
-    assert (again["already_enrolled_count"], len(again["refused"]), again["ignored_count"]) == (2, 5, 4)
+    assert (again["already_enrolled_count"], len(again["refused"]), again["ignored_count"]) == (3, 5, 4)
     assert again["ignored_files"] == ["people/Ren\\xe9/notes.txt", "people/eileen/[b]notes.txt"]
     assert again["without_photo"] == ["anna"]
 
