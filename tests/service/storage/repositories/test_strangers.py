@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -36,9 +37,11 @@ from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.damage import damage
 from service.storage.db.engine import Database
 from service.storage.db.tables import galleries, subjects, templates, vectors
+from service.storage.privacy.backup import back_up, restore
 from service.storage.privacy.master_key_rotation import uses
 from service.storage.privacy.retention import Retention
 from service.storage.privacy.subject_access import everything_about_stranger
+from service.storage.repositories import strangers as module
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.generations import GenerationStore
@@ -222,6 +225,19 @@ def test_a_promoted_stranger_is_a_subject(database: Database, store: Store, gall
     assert listed(store, after) == []
 
 
+def test_a_merge_keeps_the_best_templates(
+    database: Database, store: Store, gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, score in enumerate((0.1, 0.9)):
+        face = replace(sighting(person(number)), quality={"score": score})
+        store.strangers.remember(gallery, [face], Followers(in_process(store)).nearest, rule, NOW)
+    second, first = listed(store, gallery)
+    monkeypatch.setattr(module, "MAX_TEMPLATES", 1)
+    assert store.strangers.merge(gallery, second.id, first.id)[0].template_count == 1
+    with database.read() as connection:
+        assert connection.execute(sa.select(templates.c.quality)).scalars().all() == [{"score": 0.9}]
+
+
 # Erasure
 
 
@@ -237,6 +253,19 @@ def test_an_erasure_before_a_face_is_written_lets_it_found_nobody(
     see(store, gallery, person(0))
     began = store.galleries.get("g")
     assert store.strangers.remember(began, [sighting(person(5))], erase_and_search, rule, NOW) == ([None], False)
+
+
+@ON_BOTH
+def test_a_photo_that_is_erased_after_its_promotion_is_in_no_restored_backup(
+    database: Database, store: Store, gallery: Gallery, tmp_path: Path
+) -> None:
+    (one,) = see(store, gallery, person(0))
+    back_up(database, tmp_path / "backup")
+    store.strangers.promote(gallery, one.id, "ada", None, NOW)
+    (photo,) = store.templates.list_page(gallery, "ada")
+    store.templates.delete(gallery, "ada", photo.id)
+    restore(database, tmp_path / "backup", replace=True)
+    assert count(database, subjects) == count(database, templates) == 0
 
 
 def test_all_are_erased_when_the_gallery_remembers_none_any_more(
