@@ -367,7 +367,9 @@ def load_identities(
 
     def fill(crops_NHWC: NDArray[np.uint8]) -> NDArray[np.int64]:
         if not config.aligned and detector is None:
-            raise ConfigError("Unaligned photos need a detector. Name a pack with --align-with")
+            raise ConfigError(
+                "Unaligned photos need a detector. Align them by 'kith-train run' or 'resume' with --align-with"
+            )
         return _decode(listed, crops_NHWC, None if config.aligned else detector)
 
     crops, kept = cached_crops(cache_dir, "crops", identity, len(listed), config.crop_px, fill)
