@@ -304,15 +304,17 @@ class Storage:
     def merge_strangers(self) -> None:
         """Of the two with the most templates."""
         known = sorted(self.strangers.items(), key=lambda each: -len(each[1].templates))
-        for (into, other), (name, one) in zip(known[:1], known[1:], strict=False):
-            self.store.strangers.merge(self.gallery, name, into)
-            self.leave(name, into)
-            both = sorted(one.templates + other.templates, key=lambda each: -(each.quality or {})["score"])
-            kept = {each.id for each in both[:MAX_TEMPLATES]}
-            other.templates = [each for each in sorted(both, key=lambda each: each.id) if each.id in kept]
-            other.first_seen = min(one.first_seen, other.first_seen)
-            other.last_seen = max(one.last_seen, other.last_seen)
-            other.seen_count += one.seen_count
+        if len(known) < 2:
+            return
+        (into, other), (name, one) = known[:2]
+        self.store.strangers.merge(self.gallery, name, into)
+        self.leave(name, into)
+        both = sorted(one.templates + other.templates, key=lambda each: -(each.quality or {})["score"])
+        kept = {each.id for each in both[:MAX_TEMPLATES]}
+        other.templates = [each for each in sorted(both, key=lambda each: each.id) if each.id in kept]
+        other.first_seen = min(one.first_seen, other.first_seen)
+        other.last_seen = max(one.last_seen, other.last_seen)
+        other.seen_count += one.seen_count
 
     def leave(self, name: str, into: str) -> None:
         """A stranger became another one, or a subject."""
