@@ -157,7 +157,7 @@ def test_a_damaged_page_is_told(tmp_path: Path) -> None:
     with Node(f"sqlite:///{path}") as node, pytest.raises(StorageDamagedError):
         node.store.changes.snapshot(gallery)
     (check,) = check_database(load_settings(data_dir=tmp_path, master_key=TEXT))
-    assert check.verdict == "error" and "restore a backup" in check.detail
+    assert check.verdict == "error" and "the file is damaged" in check.detail
 
 
 # What the oracle finds

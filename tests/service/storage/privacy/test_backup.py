@@ -24,7 +24,9 @@ from service.storage.db.tables import (
     audit,
     audit_head,
     changes,
+    erasures,
     galleries,
+    jobs,
     templates,
 )
 from service.storage.privacy.backup import TABLES, back_up, restore
@@ -88,6 +90,11 @@ def test_all_rows_are_restored_in_either_database(
             with target.read() as connection:
                 new = connection.execute(sa.select(changes.c.template_pk).where(changes.c.sequence > line)).scalar_one()
             assert new > highest + 1  # the deleted template's key is not reused
+            restore(target, file, replace=True)  # keys are shifted, and what refers to them
+            with target.read() as connection:
+                receipts = connection.execute(sa.select(erasures.c.pk)).scalars().all()
+                begun = connection.execute(sa.select(jobs.c.erased).where(jobs.c.erased > 0)).scalars().all()
+            assert begun and {*begun} <= {*receipts}
 
 
 def test_a_restore_that_fails_changes_nothing(database: Database, tmp_path: Path, rng: np.random.Generator) -> None:
