@@ -180,7 +180,6 @@ def test_templates_without_crops_are_listed_before_the_start(
 
 
 def test_enrollments_during_switches_succeed(kith: Kith, url: str, people: dict[str, bytes]) -> None:
-    """The job of an archive goes on with the new recognizer."""
     g = enrolled(kith, "race", {"eileen": people["eileen"]}, keep_crops=True)
     stop, acknowledged, failures = threading.Event(), list[str](), list[Exception]()
 
@@ -199,13 +198,10 @@ def test_enrollments_during_switches_succeed(kith: Kith, url: str, people: dict[
         before = len(acknowledged) + len(failures)
         is_eventually(lambda: len(acknowledged) + len(failures) > before)
 
-    archive = Bytes(many({f"{name}/1.jpg": people[name] for name in ("eileen", "tom")}, 40))
     writers = [threading.Thread(daemon=True, target=enroll, args=(w,)) for w in range(2)]
     for thread in writers:
         thread.start()
     wait_for_enrollment()
-    job = kith.enroll_archive(g, archive, allow_duplicate=True)
-    has_done(kith, job, 5)  # its next photos are embedded
     for _ in range(2):
         assert moved(kith, g).state == "switched", [kith.job(one.id) for one in kith.jobs(g)]
         wait_for_enrollment()
@@ -216,11 +212,22 @@ def test_enrollments_during_switches_succeed(kith: Kith, url: str, people: dict[
     for thread in writers:
         thread.join()
     assert not failures
+    told = kith.migration(g)
+    assert {s.id for s in kith.subjects(g)} == {"eileen", *acknowledged}
+    assert told.current.embedded_count == told.current.template_count == 1 + len(acknowledged)
+
+
+def test_an_archive_that_is_enrolled_meanwhile_goes_on_with_the_new_recognizer(
+    kith: Kith, people: dict[str, bytes]
+) -> None:
+    g = enrolled(kith, "moving", {}, keep_crops=True)
+    job = kith.enroll_archive(g, Bytes(many({f"{name}/1.jpg": people[name] for name in ("eileen", "tom")}, 30)))
+    has_done(kith, job, 5)
+    kith.migrate(g, "projected")
     ended = kith.wait_for(job.id, WAIT_S)
-    assert (ended.state, ended.counts) == ("succeeded", {"enrolled": 40})
+    assert (ended.state, ended.counts) == ("succeeded", {"enrolled": 30})
     told = settled(kith, g)
-    assert {s.id for s in kith.subjects(g)} == {"eileen", "tom", *acknowledged}
-    assert told.current.embedded_count == told.current.template_count == 41 + len(acknowledged)
+    assert (told.current.model, told.current.embedded_count, told.current.template_count) == ("projected", 30, 30)
 
 
 def test_embeddings_must_name_their_recognizer_from_a_migration_on(kith: Kith, people: dict[str, bytes]) -> None:
