@@ -76,6 +76,7 @@ def test_a_created_file_is_of_its_owner_and_read_again_for_unknown_keys(tmp_path
     assert other.first().unwrap(wrapped, "gallery") == KEY
     with pytest.raises(MasterKeyError, match="altered"):
         made.unwrap(wrapped, "audit")
+    assert file.find(made.id) is not None  # the file is read
     added = other.add()
     assert other.ids() == file.ids() == [added.id, made.id]
     assert file.find(added.id) is not None and file.find("another") is None
