@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,13 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tests.forks import CONTEXT
 from tests.postgres import DatabaseUrl
 
 WORD_TIMEOUT_S: Final = 180
 END_TIMEOUT_S: Final = 600
-# Started once with all imports, so that each process is forked in milliseconds.
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.faults.test_kills"])
 
 
 def pause(seconds: float) -> None:

@@ -45,10 +45,11 @@ from tests.conftest import jpeg, url_maker
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.history import halves, without_an_order
-from tests.faults.killing import CONTEXT, Case, Process, Scene, pause
+from tests.faults.killing import Case, Process, Scene, pause
 from tests.faults.servers import Server, serving
 from tests.faults.test_model import after_all, fresh
 from tests.faults.workers import Node, Task, template_id, vector_of, write
+from tests.forks import CONTEXT
 from tests.postgres import DatabaseUrl
 from tests.receivers import Message, Receiver, receiving
 from tests.service.usecases.test_bulk_enrollment import as_tar, has_done

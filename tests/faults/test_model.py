@@ -29,8 +29,9 @@ from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.strangers import Sighting
 from tests.faults import LONG
 from tests.faults.history import NEVER, Answered, Asked, History, Kind, Operation, has_an_order, without_an_order
-from tests.faults.killing import CONTEXT, Process
+from tests.faults.killing import Process
 from tests.faults.workers import DIMENSION, Node, Task, write
+from tests.forks import CONTEXT
 from tests.nodes import Model
 from tests.postgres import DatabaseUrl
 from tests.service.index.test_gallery import brute_force, of_some_quality

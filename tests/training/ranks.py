@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from tests.forks import CONTEXT
 from training import distributed
 
 DEADLINE_S = 240
@@ -26,12 +26,9 @@ def _rank(rank: int, world: int, port: int, task: Callable[[T], object], argumen
 
 
 def start(world: int, task: Callable[[T], object], argument: T) -> Sequence[BaseProcess]:
-    """Start the ranks from a process without threads: forks of the test's own process may hang, or end."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["training.run.train"])  # imports torch once
-    ranks = [context.Process(target=_rank, args=(rank, world, port, task, argument)) for rank in range(world)]
+    ranks = [CONTEXT.Process(target=_rank, args=(rank, world, port, task, argument)) for rank in range(world)]
     for process in ranks:
         process.start()
     return ranks
