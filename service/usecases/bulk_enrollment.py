@@ -87,9 +87,9 @@ class BulkEnrollment:
         run = _Run(
             self.backend, context, options, await context.run(self.backend.store.galleries.get, context.job.gallery)
         )
-        await run.derive_risk()  # an earlier process may have ended before it did
         waiting = _waiting(iterate_members(archive, self.limits, options.names), found, done)
         try:
+            await run.derive_risk()  # an earlier process may have ended before it did
             await run.decide_all(waiting)
         except GalleryMovedError as error:
             # Vectors of the old recognizer are useless: resume after the last stored photo with the new one.

@@ -22,8 +22,9 @@ from kith.wire.migration import MigrationOut
 from models.runtime.network import Float
 from models.vision.recognition import Recognizer
 from service.cli.tools.demo import FRIEND_BOXES_PX
-from service.core.errors import StorageError
+from service.core.errors import GalleryMovedError, StorageError
 from service.domain.gallery import Crop
+from service.risk.gallery_risks import GalleryRisks
 from service.server import embedded
 from service.settings import Settings, load_settings
 from service.storage.db.row_sealing import seal_crop
@@ -228,6 +229,23 @@ def test_an_archive_that_is_enrolled_meanwhile_goes_on_with_the_new_recognizer(
     assert (ended.state, ended.counts) == ("succeeded", {"enrolled": 30})
     told = settled(kith, g)
     assert (told.current.model, told.current.embedded_count, told.current.template_count) == ("projected", 30, 30)
+
+
+def test_an_archive_goes_on_if_the_gallery_moves_while_its_risk_is_derived(
+    kith: Kith, people: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = enrolled(kith, "at-risk", {name: people[name] for name in ("eileen", "tom")})
+    refresh, moves = GalleryRisks.refresh, [GalleryMovedError("it moved to another recognizer meanwhile")]
+
+    def refresh_or_move(risks: GalleryRisks, gallery: str) -> None:
+        if moves:
+            raise moves.pop()
+        refresh(risks, gallery)
+
+    monkeypatch.setattr(GalleryRisks, "refresh", refresh_or_move)
+    job = kith.enroll_archive(g, Bytes(many({f"{name}/1.jpg": people[name] for name in ("eileen", "tom")}, 2)))
+    assert kith.wait_for(job.id, WAIT_S).counts == {"enrolled": 2}
+    assert not moves
 
 
 def test_embeddings_must_name_their_recognizer_from_a_migration_on(kith: Kith, people: dict[str, bytes]) -> None:
