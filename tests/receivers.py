@@ -70,6 +70,8 @@ def receiving() -> Iterator[Receiver]:
     class Receiving(Handler):
         def receive(self) -> None:
             body = self.read_body()
+            if len(body) < int(self.headers["Content-Length"]):
+                return  # its sender was killed
             headers = {name.lower(): value for name, value in self.headers.items()}
             receiver.open.wait(PATIENCE_S)
             with receiver.changed:
