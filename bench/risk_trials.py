@@ -244,7 +244,7 @@ def search(snapshot: Snapshot, probes: Float) -> Searches:
 
 
 def identified(searches: Searches, thresholds: Thresholds, known: ImpostorRisk, size: int) -> Ints:
-    """Return (q,) the subject that the service identifies, -1 for nobody."""
+    """Return (q,) the subject that the service identifies, -1 for no one."""
     found = []
     for subjects, similarities in zip(searches.subjects.tolist(), searches.similarities.tolist(), strict=True):
         candidates = score_candidates(list(zip(subjects, similarities, strict=True)), thresholds, known, size)

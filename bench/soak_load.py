@@ -152,7 +152,7 @@ class Asking:
 
 @dataclass
 class Subject:
-    """One of a client's own people; ``face``: whom all templates show; ``templates``: a probe that finds each."""
+    """One of a client's own people; ``face``: that of all templates; ``templates``: a probe that finds each."""
 
     id: str
     face: Known

@@ -47,7 +47,7 @@ class AlbumGroupOut(BaseModel):
     """Faces that are taken for one person."""
 
     id: str
-    subject: str | None = Field(description="Whom other faces of the group were enrolled as.")
+    subject: str | None = Field(description="The subject as which other faces of the group were enrolled.")
     name: str | None
     face_count: int
     faces: list[AlbumFaceOut] = Field(description="Up to eight faces, the most certain first.")

@@ -97,7 +97,7 @@ class MoveOut(BaseModel):
 
 
 class MostResembledOut(BaseModel):
-    """The tenth of the people whom strangers resemble most."""
+    """The tenth of the people who are most like strangers."""
 
     level: float = Field(description="How much higher the threshold of each of them is, at least.")
     share: float = Field(description="Expected share of the false alarms that fall to them.")

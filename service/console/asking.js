@@ -65,7 +65,7 @@ export function whoFields(signal, { label, isNew, texts, name = textInput({ maxL
 
 /** Ask for a new or an enrolled person of a gallery, `known` at first. `act` gets {id, name, isNew}. */
 export async function askWho(gallery, signal, hint, act, { yes = "Save", known = null } = {}) {
-  const texts = ["A new person", "Somebody in this gallery"];
+  const texts = ["A new person", "Someone in this gallery"];
   const fields = whoFields(signal, { label: "Who is it?", isNew: known === null, texts });
   await fields.person.load(gallery);
   if (signal.aborted) return;

@@ -112,7 +112,7 @@ export function identity(result, gallery, subjects) {
       return say(called(result), stranger ?? `The similarity is high enough for ${called(result)}.`);
     case "uncertain":
       if (first && similarity >= threshold && isElsewhere(reasons))
-        return say(`Perhaps ${called(first)}`, "Similar enough, but nobody is in a photo twice.", check);
+        return say(`Perhaps ${called(first)}`, "Similar enough, but no one is in a photo twice.", check);
       if (second && similarity >= threshold)
         return say(`${called(first)} or ${called(second)}`, "Both are too similar to this face.", check);
       return say(`Perhaps ${first ? called(first) : "a known person"}`, NOT_ENOUGH, stranger, "A person should check.");
@@ -122,8 +122,8 @@ export function identity(result, gallery, subjects) {
         return say(
           "A known stranger",
           first
-            ? `Similar to ${called(first)}, but even more to somebody who is not ${called(first)}.`
-            : "Somebody who was mistaken for a known person before.",
+            ? `Similar to ${called(first)}, but even more to someone who is not ${called(first)}.`
+            : "Someone who was mistaken for a known person before.",
         );
       if (!first && subjects === 0) return say("The gallery is empty", `“${gallery}” has no enrolled people yet.`);
       return say(
@@ -173,7 +173,7 @@ const REASONS = {
     "The stranger could not be remembered: strangers can be neither read nor written now. Ask who runs the service.",
   risk_out_of_reach: "No similarity is enough for this risk. Choose a less strict setting.",
   weak_detection:
-    "The face was found only just: perhaps the photo is not upright. It sends no event, and nobody is remembered.",
+    "The face was found only just: perhaps the photo is not upright. It sends no event, and no one is remembered.",
   try_detail_medium: "Search with a detail of medium: it also looks at the turned photo.",
   known_stranger: "The face is more similar to a corrected mistake than to that person.",
   no_face: "No face was found.",

@@ -147,7 +147,7 @@ def test_settings_of_the_person_s_device_are_followed(visit: Opener, populated: 
     outline = "(one) => getComputedStyle(one).outlineStyle"
     assert page.get_by_role("link", name="Identify", exact=True).evaluate(outline) == "solid"
     assert page.get_by_role("link", name="Jobs").evaluate(outline) == "none"
-    for is_phone in (False, True):  # a phone is not told of keys that it lacks
+    for is_phone in (False, True):  # a phone does not mention keys that it lacks
         page = visit(populated, "/identify", has_touch=is_phone, is_mobile=is_phone)
         expect(page.get_by_text("Ctrl+V")).to_be_visible(visible=not is_phone)
     page = visit(populated, "/galleries/family/settings", viewport={"width": 240, "height": 800})  # large text

@@ -98,9 +98,9 @@ def test_photos_become_people(
     expect(page.get_by_role("list", name="Single faces").get_by_role("heading")).to_have_count(6)
     assert faults(page) == []
 
-    # Somebody else under the same name is refused, and stays.
+    # Another person under the same name is refused, and stays.
     groups.get_by_role("button", name="Enroll Group 9").click()
-    dialog.get_by_label("Somebody in this gallery").check()
+    dialog.get_by_label("Someone in this gallery").check()
     dialog.get_by_label("Who is it?").fill("Ada Lovelace (ada-lovelace)")
     dialog.get_by_role("button", name="Enroll").click()
     expect(groups.get_by_text("Refused faces")).to_be_visible()

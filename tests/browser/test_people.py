@@ -20,7 +20,7 @@ def first_face(page: Page) -> Locator:
     return page.get_by_role("article", name="Face 1")
 
 
-def name_somebody(page: Page, name: str) -> None:
+def name_someone(page: Page, name: str) -> None:
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_role("button", name="Enroll", exact=True).click()
 
@@ -192,7 +192,7 @@ def test_a_wrong_name_is_corrected_and_the_correction_undone(
     choose(page, photos["party"])  # each face is cut from the photo
     third = page.get_by_role("article", name="Face 3")
     third.get_by_role("button", name="Not Ada Lovelace").click()
-    third.get_by_role("link", name="Somebody enrolled").click()
+    third.get_by_role("link", name="Someone enrolled").click()
     expect(page.get_by_label("Enrolled person")).to_be_checked()
     go(page, "/galleries/family/subjects/ada")
     mistakes = page.get_by_role("region", name="Corrected mistakes")
@@ -211,7 +211,7 @@ def test_a_duplicate_is_refused_and_enrolled_on_insisting_or_as_whom_it_is(
     kith.enroll("family", "ada", photos["ada"])
     page = visit(service, "/enroll?gallery=family")
     choose(page, photos["ada again"])
-    name_somebody(page, "The countess")
+    name_someone(page, "The countess")
     expect(page.get_by_role("alert").filter(has_text="The face belongs to another subject")).to_be_visible()
     expect(page.get_by_role("img", name="Stored picture of ada")).to_be_visible()
     assert faults(page) == []
@@ -227,7 +227,7 @@ def test_a_duplicate_is_refused_and_enrolled_on_insisting_or_as_whom_it_is(
     kith.delete_subject("family", "the-countess")  # or it is whom it resembles
     page.reload()
     choose(page, photos["ada again"])
-    name_somebody(page, "Zoe New")
+    name_someone(page, "Zoe New")
     page.get_by_role("button", name="It is “ada”").click()
     expect(page.get_by_role("heading", name="ada is enrolled")).to_be_visible()
     assert [(subject.id, subject.name) for subject in kith.subjects("family")] == [("ada", "Ada")]
@@ -369,7 +369,7 @@ def test_who_leaves_at_once_leaves_a_person_with_their_name(
     expect(page.get_by_text("good photo of a face")).to_be_visible()
     slow = held_back(page, "/subjects/ada-lovelace/templates", "POST")
     with page.expect_request("**/templates"):
-        name_somebody(page, "Ada Lovelace")
+        name_someone(page, "Ada Lovelace")
     page.get_by_role("link", name="Health").click()
     expect(page.get_by_role("heading", name="Health", level=1)).to_be_visible()
     with page.expect_response(lambda answer: answer.request.method == "PATCH"):
@@ -403,7 +403,7 @@ def test_enrolling_meets_refusals(visit: Opener, service: str, kith: Kith, photo
     full = {"code": "storage_unavailable", "title": "No", "detail": "The disk is full.", "remedy": ""}
     page.route(re.compile("/subjects/ada$"), lambda route: route.fulfill(status=503, json=full))
     page.get_by_label("Tags").fill("engine")
-    name_somebody(page, "Ada")
+    name_someone(page, "Ada")
     anyway = page.get_by_role("button", name="Enroll anyway")
     expect(anyway).to_be_visible()
     choose(page, photos["ada again"])
@@ -431,7 +431,7 @@ def test_nobody_who_is_there_is_written_over_by_who_may_not_see_them(
         page.get_by_label("Gallery").press("Tab")
         choose(page, photos["ada"])
         expect(page.get_by_text("Ready.")).to_be_visible()
-        name_somebody(page, "Ada")
+        name_someone(page, "Ada")
         expect(page.get_by_role("alert").filter(has_text="There is a subject 'ada'")).to_be_visible()
         ada = kith.subject("desk", "ada")
         assert (ada.name, ada.tags, ada.metadata, ada.template_count) == ("Ada Lovelace", ["vip"], {"room": 12}, 0)

@@ -119,7 +119,7 @@ test("a face is compared with the people that the result names", () => {
 test("a known stranger is told whom the face resembles", () => {
   const known = found({ outcome: "unknown", similarity: 0.9, subject: undefined, reasons: ["known_stranger"] });
   assert.equal(words.identity(known, "staff").title, "A known stranger");
-  assert.match(words.identity(known, "staff").text, /^Similar to (.+), but even more to somebody who is not \1\.$/);
+  assert.match(words.identity(known, "staff").text, /^Similar to (.+), but even more to someone who is not \1\.$/);
   assert.match(words.identity({ ...known, candidates: [] }, "staff").text, /mistaken/);
   assert.match(words.reason("known_stranger"), /corrected mistake/);
 });

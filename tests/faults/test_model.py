@@ -97,7 +97,7 @@ class Storage:
         self.rng = np.random.default_rng(seed)
         self.done: Counter[str] = Counter()
         self.since: list[tuple[str, str, Sequence[str]]] = []
-        """Erasures and merges since the backup: what was erased, or who was merged into whom; templates."""
+        """Erasures and merges since the backup: what was erased, or merged, and into what; templates."""
         self.create()
         self.back_up()
 

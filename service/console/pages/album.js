@@ -88,7 +88,7 @@ class Groups {
   constructor(gallery, path, album, job, signal) {
     Object.assign(this, { gallery, path, signal, album: album.id, pictures: new Pictures(gallery, signal) });
     this.told = h("p.unseen", { role: "status" });
-    this.several = this.section(false, "Nobody is in several photos, or everybody is enrolled.");
+    this.several = this.section(false, "No one is in several photos, or everyone is enrolled.");
     this.single = this.section(true, "All single faces were merged or enrolled.");
     const about =
       "They resemble no other face enough, or their quality is too low. Merge them into a group, or enroll them.";

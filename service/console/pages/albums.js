@@ -18,7 +18,7 @@ const RISKS = [
 
 const LEAD = "Photos without names: Kith finds who is in them, and you name the people.";
 const NONE =
-  "Choose photos of several people, such as a holiday or a party. Nobody is enrolled until you say who it is.";
+  "Choose photos of several people, such as a holiday or a party. No one is enrolled until you say who it is.";
 const make = (start) => button("New album", start, { kind: "primary", icon: "plus" });
 
 export const title = ({ gallery }) => `Albums of ${gallery}`;

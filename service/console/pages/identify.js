@@ -263,7 +263,7 @@ function correction(result, i, shot, again) {
   return [noted, h("div.actions", not)];
 }
 
-/** A person, or somebody who may be one. */
+/** A person, or someone who may be one. */
 function card(result, i, shot, gallery, again, pictures) {
   const { outcome: answer, face } = result;
   const people = words.peopleToCompare(result);
@@ -279,7 +279,7 @@ function card(result, i, shot, gallery, again, pictures) {
     sides([["This photo", thumbnail(shot.photo, face.box, 96)], ...(gallery?.keep_crops ? people : []).map(stored)]),
     evidence(result, shot, gallery),
     h("div.actions", [
-      asks && [enroll("A new person", "primary"), enroll("Somebody enrolled", "plain", "")],
+      asks && [enroll("A new person", "primary"), enroll("Someone enrolled", "plain", "")],
       !asks && answer === "unknown" && enroll("Enroll this face", "primary"),
       answer === "identified" && enroll("Add this photo", "plain", result.subject),
       answer === "uncertain" &&

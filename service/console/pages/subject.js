@@ -136,7 +136,7 @@ function mistakes(gallery, person, decoys) {
       show();
       section.focus(); // the focused button was removed
     };
-    const noted = `Somebody else, noted ${when(decoy.created_at)}${decoy.in_use ? "" : ", for another recognizer"}`;
+    const noted = `Someone else, noted ${when(decoy.created_at)}${decoy.in_use ? "" : ", for another recognizer"}`;
     const row = h("div.row.between", [h("p", noted), button("Remove", remove, { icon: "trash", small: true })]);
     return h("li.card", row);
   };

@@ -245,7 +245,7 @@ def test_what_is_fast_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_session_meets_one_shape(colors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """onnxruntime makes cuDNN's plans anew whenever the shape of a session changes, which took 3 to 5 s on an H100."""
+    """onnxruntime makes new plans of cuDNN whenever the shape of a session changes, which took 3 to 5 s on an H100."""
     bound: list[tuple[int, tuple[int, ...]]] = []
     run = cuda_network._run_bound
 

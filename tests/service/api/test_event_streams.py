@@ -72,7 +72,7 @@ class Following:
 
 
 def identify(kith: Kith, gallery: str, *rows: int) -> None:
-    """Report a decision about nobody for each row."""
+    """Report a decision without a subject for each row."""
     dimension = kith.model().dimension
     for row in rows:
         kith.identify(gallery, embeddings=[np.eye(1, dimension, row)[0]])

@@ -203,11 +203,11 @@ def test_the_log_is_shortened_up_to_where_milvus_is(nodes: Nodes, rng: np.random
         model.check(node, probes(rng), 2)
 
 
-# Faults of a collection, or of what is known of it. Each returns whether searches are refused until it is mended.
+# Faults of a collection, or of its row. Each returns whether searches are refused until it is mended.
 
 
 def lose_the_log(node: Node, model: Model) -> bool:
-    """The collection is behind what is left of the log."""
+    """The collection is behind the start of the log."""
     enroll(node, model, ["behind"], np.random.default_rng(0))
     with sa.create_engine(node.url).begin() as connection:
         last = connection.execute(sa.select(sa.func.max(changes.c.sequence))).scalar_one()

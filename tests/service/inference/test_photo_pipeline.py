@@ -54,7 +54,7 @@ read_header = PhotoDecoder.read_header
         ([{"side": 30, "sharpness": 60}], 0, False),
         ([{"eyes": 11}], 0, False),
         ([{"score": 0.69}], 0, False),  # weaker than confident: such as a blurred background
-        ([{"side": 110, "score": 0.55}], 0, True),  # or a person: in doubt, nobody is enrolled
+        ([{"side": 110, "score": 0.55}], 0, True),  # or a person: in doubt, no one is enrolled
         ([{"side": 200, "score": 0.55, "sharpness": 3}], 0, False),
         ([{"side": 110, "yaw": 0.9}], 1, False),  # a profile beside a bystander is not enrolled as the bystander
         ([{"side": 110, "sharpness": 1.9}], 0, False),

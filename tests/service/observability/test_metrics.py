@@ -159,7 +159,7 @@ def test_galleries_jobs_readiness_and_the_process(families: dict[str, Metric]) -
 
 
 def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Generator) -> None:
-    """What another process deleted is told no more."""
+    """What another process deleted is not reported any more."""
     with closing(Store(open_database(f"sqlite:///{tmp_path / 'kith.db'}"))) as store:
         followers, watches = Followers(in_process(store)), Watches({})
         look = StateReader(Readiness({}), store, followers, tmp_path, watches)

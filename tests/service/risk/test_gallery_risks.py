@@ -219,7 +219,7 @@ def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
     assert lines[-1].details["reason"] == "The first estimate from the photos of this gallery."
     assert after.last_move is not None
     assert (after.last_move.after, after.last_move.reason) == (after.threshold, lines[0].details["reason"])
-    # What one line leaves, the next one finds, but for moves that nobody would see.
+    # What one line leaves, the next one finds, but for moves too small to see.
     for later, earlier in itertools.pairwise(lines):
         left = earlier.details["after"]["threshold"]
         assert round(later.details["before"]["threshold"], 3) == round(left, 3)

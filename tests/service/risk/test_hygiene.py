@@ -90,7 +90,7 @@ Wrong = tuple[tuple[int, ...], int | None]
         # Each letter is a photo of a person; a word is a subject.
         ("AA BB C", set()),
         ("AA BBA", {((4,), 0)}),
-        ("AAC B", {((2,), None)}),  # of nobody here
+        ("AAC B", {((2,), None)}),  # of no subject here
         # Of as many that disagree, those like another subject are wrong.
         ("AB BB", {((1,), 1)}),
         ("BA BB", {((0,), 1)}),
@@ -100,7 +100,7 @@ Wrong = tuple[tuple[int, ...], int | None]
         ("AAB BBA", {((2,), 1), ((5,), 0)}),
         ("AAa B", set()),  # a poor photo is held by one that is like it
         ("AAp B", set()),  # a poorer one is more probably of its person than of another
-        ("AAq B", {((2,), None)}),  # like another subject, and more probably of nobody here
+        ("AAq B", {((2,), None)}),  # like another subject, and more probably of no subject here
     ],
 )
 def test_mislabeled_templates_are_told_and_make_no_duplicates(

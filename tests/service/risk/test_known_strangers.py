@@ -1,4 +1,4 @@
-"""A corrected mistake is not repeated, and a correction identifies nobody who was not identified before."""
+"""A corrected mistake is not repeated, and a correction identifies no one who was not identified before."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def beside(decision: Decision, outsiders: dict[int, float]) -> tuple[Decision, t
     [
         (0.7, 0.1, {ADA: 0.71}, True),
         (0.45, 0.1, {ADA: 0.46}, True),
-        (0.8, 0.6, {ADA: 0.9}, True),  # and becomes nobody else
+        (0.8, 0.6, {ADA: 0.9}, True),  # and becomes no one else
         (0.7, 0.1, {}, False),
         (0.7, 0.1, {ADA: 0.7}, False),
         (0.7, 0.1, {ADA: -0.2}, False),

@@ -30,7 +30,7 @@ def answer(**similarities: float) -> Identification:
 @pytest.mark.parametrize(
     ("faces", "outcomes", "other_faces"),
     [
-        # The better face keeps the person. The other becomes nobody else.
+        # The better face keeps the person. The other becomes no one else.
         ([{"ada": 0.6, "bo": 0.1}, {"ada": 0.7, "bo": 0.2}], ["uncertain", "identified"], [1, None]),
         ([{"ada": 0.8, "bo": 0.52}, {"ada": 0.9, "bo": 0.2}], ["uncertain", "identified"], [1, None]),
         # Of equal faces the first is the person.

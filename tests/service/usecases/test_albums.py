@@ -231,7 +231,7 @@ def test_refused_faces_stay_and_do_not_stop_those_after_them(
     assert groups(kith, gallery, album, True)[astronaut.id].subject == "eileen"
     done = kith.enroll_album_group(gallery, album, actor.id, "eileen")
     assert (done.enrolled_count, {one.problem.code for one in done.refused}) == (0, {"inconsistent_template"})
-    assert groups(kith, gallery, album)[actor.id].subject is None, "nobody of the group is known to be her"
+    assert groups(kith, gallery, album)[actor.id].subject is None, "no one of the group is known to be her"
     events = {line.event for line in kith.audit(gallery) if line.event.startswith("album_")}
     assert events == {"album_grouped", "album_merged"}
 
@@ -347,7 +347,7 @@ def test_the_rest_of_an_enrolled_group_is_exported_and_erased_with_the_subject(
         kith.delete_subject(gallery, name)
         counts.append(kith.album(gallery, album).face_count)
     assert counts == [6, 1]
-    assert list(groups(kith, gallery, album, True)) == [apart.id], "somebody else, as the caller said"
+    assert list(groups(kith, gallery, album, True)) == [apart.id], "someone else, as the caller said"
 
 
 def test_no_name_of_a_photo_outlives_the_erasure_of_its_person(

@@ -1,4 +1,4 @@
-"""What the HTTP server refuses, and that slow or endless requests block nobody and fill no memory.
+"""What the HTTP server refuses, and that slow or endless requests block no other request and fill no memory.
 
 Raw sockets against real servers.
 """

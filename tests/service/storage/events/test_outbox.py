@@ -261,14 +261,14 @@ def test_an_event_that_commits_late_is_not_passed_over(database: Database, log: 
 def test_a_bounded_number_stays_stored_for_a_bounded_time(
     database: Database, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And none after nobody read for a week."""
+    """And none after a week without a reader."""
     monkeypatch.setattr(receiver_repository, "MAX_KEPT", 3)
     store = ReceiverStore(database)
     report(database, *(decision(number) for number in range(9)))
     store.sweep(Clock())
     assert read_all(log) == [6, 7, 8]
     _, floor, _ = store.built_in("stream")
-    assert len(read_all(log, floor.position)) == 3  # streams behind it are told that they missed events
+    assert len(read_all(log, floor.position)) == 3  # streams behind it learn that they missed events
     age(database, 8)
     store.claim("stream")  # used again: its time is extended
     store.sweep(Clock())
