@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
 from functools import cache, partial, wraps
 from types import MethodType, SimpleNamespace
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, get_args, get_origin, get_type_hints, overload
@@ -93,12 +93,11 @@ def call(
     returns."""
 
     def build(result: Any, place: str, fields: dict[str, Any]) -> Call[Any]:
-        fields = {names.get(name, name): value for name, value in fields.items()}
         query = in_query or method == "GET"
         arguments = {"params": fields} if query else {"json": to_jsonable_python(fields)} if fields else {}
         return Call(method, place, _parser(result), arguments, repeatable=repeatable)
 
-    return lambda describe: one(_described(describe, path, build))
+    return lambda describe: one(_described(describe, path, build, names))
 
 
 def photo_call(
@@ -116,7 +115,7 @@ def photo_call(
             fields[several] = [fields.pop(one)] if one in fields else fields.get(several, ())
         return json_call(model, "POST", place, **photo_arguments(headers=headers, **fields))
 
-    return lambda describe: one(_described(describe, path, build))
+    return lambda describe: one(_described(describe, path, build, {}))
 
 
 def pages(
@@ -125,14 +124,19 @@ def pages(
     """Iterate over the items of the list at ``path``, ``limit`` of them a request. Parameters are those of ``call``."""
 
     def build(item: Any, place: str, fields: dict[str, Any]) -> Pages[Any]:
-        query = {names.get(name, name): value for name, value in fields.items()} | drop_none(limit=limit)
-        return list_call(Page[item], place, query)
+        return list_call(Page[item], place, fields | drop_none(limit=limit))
 
-    return lambda describe: each(_described(describe, path, build))
+    return lambda describe: each(_described(describe, path, build, names))
 
 
-def _described(describe: Callable[..., Any], path: str, build: Callable[[Any, str, dict[str, Any]], Any]) -> Any:
-    """Return ``describe`` with a body: ``build`` gets what it returns, the path, and the arguments beside it."""
+def _described(
+    describe: Callable[..., Any],
+    path: str,
+    build: Callable[[Any, str, dict[str, Any]], Any],
+    names: Mapping[str, str],
+) -> Any:
+    """Return ``describe`` with a body: ``build`` gets what it returns, the path, and the arguments beside it, which may
+    have other ``names`` there."""
     signature = inspect.signature(describe)
     kinds = {each.kind: name for name, each in signature.parameters.items()}
     further = kinds.get(inspect.Parameter.VAR_KEYWORD, "")
@@ -150,7 +154,7 @@ def _described(describe: Callable[..., Any], path: str, build: Callable[[Any, st
         fields.pop("self", None)
         fields |= {name: texts(name, fields[name]) for name in several & fields.keys()}
         place = PART.sub(lambda part: path_segment(fields.pop(part[1])), path)
-        return build(result(), place, fields)
+        return build(result(), place, {names.get(name, name): value for name, value in fields.items()})
 
     return described
 

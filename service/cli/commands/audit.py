@@ -70,7 +70,7 @@ add_call(
     "list",
     "erasures",
     ("Receipt=id", "Time (UTC)=at", "kind", removed),
-    nothing="No erasures in gallery {gallery}. Erased subjects, templates and albums leave receipts, not expired ones.",
+    nothing="No erasures in {gallery}. Erased subjects, templates and albums leave receipts; expired ones do not.",
     subject=Annotated[str | None, typer.Option(help="Only this subject id.")],
 )
 
