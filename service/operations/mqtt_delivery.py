@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, Self, get_args
 from urllib.parse import unquote, urlsplit
@@ -38,7 +39,8 @@ TIMEOUT_S: Final = 5.0
 """Timeout of the connection, and of the broker's acknowledgement."""
 KEEPALIVE_S: Final = 15
 """Time between signs of life; the broker reports the service as offline after one and a half."""
-STATUS_S: Final = 30.0
+STATUS_S: Final = 10.0
+"""Time between reports that the service is online, which fail if the connection has ended."""
 DISCOVER_S: Final = 30.0
 """Time between looks for new and deleted galleries."""
 log = logging.getLogger(__name__)
@@ -156,49 +158,29 @@ class MqttDelivery(PeriodicTask):
 
     async def _serve(self, client: aiomqtt.Client, progress: Progress) -> None:
         """Send until this process stops or loses the lease. Raises MqttError: the connection broke."""
-        broken = asyncio.create_task(_until_broken(client))
-        said_s: float | None = None
-        try:
-            while not self._stopping and await self._threads.run(self._lease.hold):
-                if said_s is None or time.monotonic() > said_s + STATUS_S:
-                    # Again and again: the last will of a server that died may come after this one has begun.
-                    await client.publish(self._broker.status_topic, "online", qos=1, retain=True)
-                    said_s = time.monotonic()
-                    await self._threads.run(self._receivers.claim, "mqtt")
-                self._wake.clear()
-                await self._announce(client, progress.pk)
-                if await self._send(client, progress):
-                    continue
-                woken = asyncio.create_task(self._wake.wait())
-                await asyncio.wait((woken, broken), timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
-                woken.cancel()
-                if broken.done():
-                    broken.result()
-        finally:
-            broken.cancel()
-            with suppress(asyncio.CancelledError, aiomqtt.MqttError):
-                await broken
+        due_s, attempt = 0.0, partial(self._publish, client, progress)
+        while not self._stopping and await self._threads.run(self._lease.hold):
+            if time.monotonic() > due_s:
+                # Again and again: the last will of a server that died may come after this one has begun.
+                await client.publish(self._broker.status_topic, "online", qos=1, retain=True)
+                due_s = time.monotonic() + STATUS_S
+                await self._threads.run(self._receivers.claim, "mqtt")
+            self._wake.clear()
+            await self._announce(client, progress.pk)
+            if not await progress.send(self._events, EventFilter(), attempt, self._may_send):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), POLL_S)
 
-    async def _send(self, client: aiomqtt.Client, progress: Progress) -> bool:
-        """Send a page of events, each after the broker has acknowledged the one before; return whether to go on."""
-        page = await self._threads.run(self._events.read, progress.place.position, EventFilter())
-        try:
-            for event in page.events:
-                if self._stopping or not await self._threads.run(self._lease.hold):
-                    return False
-                if await self._threads.run(self._receivers.is_due, progress.pk, event.position.event_pk):
-                    await self._publish(client, event)
-                    progress.succeeded()
-                progress.passed(event.position)
-            progress.passed(page.position)
-        finally:
-            await progress.record(at_once=progress.has_sent)
-        return page.has_more
+    def _may_send(self) -> bool:
+        return self._lease.is_held and not self._stopping
 
-    async def _publish(self, client: aiomqtt.Client, event: StoredEvent) -> None:
+    async def _publish(self, client: aiomqtt.Client, progress: Progress, event: StoredEvent) -> bool:
+        """Publish an event, and wait until the broker has acknowledged it. Raises MqttError."""
         document = {"id": event.id, **event.document}
         await client.publish(self._broker.topic(document), ENCODER.encode(document), qos=1)
         self._metrics.count_event("mqtt")
+        progress.succeeded()
+        return True
 
     async def _announce(self, client: aiomqtt.Client, receiver_pk: int) -> None:
         """Announce the galleries to Home Assistant, and remove what was announced before, by any process."""
@@ -219,11 +201,6 @@ class MqttDelivery(PeriodicTask):
             self._announced -= gone
             await self._threads.run(self._receivers.announce, receiver_pk, list(self._announced))
         self._discover_s = time.monotonic() + DISCOVER_S
-
-
-async def _until_broken(client: aiomqtt.Client) -> None:
-    async for _ in client.messages:  # there are none: nothing is subscribed to
-        pass
 
 
 def discovery(broker: Broker, gallery: str) -> tuple[str, dict[str, Any]]:

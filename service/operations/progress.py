@@ -1,21 +1,23 @@
-"""Progress of a receiver of events, kept in memory while it cannot be recorded."""
+"""Progress of a receiver of events: what is sent to it next, kept in memory while it cannot be recorded."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 from service.core.actor import Threads
 from service.core.errors import KithError
-from service.domain.events import GIVE_UP_AFTER, LONGEST_RETRY, Position, pause_s
+from service.domain.events import GIVE_UP_AFTER, LONGEST_RETRY, EventFilter, Position, pause_s
+from service.storage.events.log import EventLog, StoredEvent
 from service.storage.events.outbox import Place
 from service.storage.repositories.receivers import ReceiverStore
 
 RECORD_S: Final = 10.0
-"""Time after which a place is recorded though nothing was sent."""
+"""Time after which a place is recorded within a page, or though nothing was sent."""
 log = logging.getLogger(__name__)
 
 
@@ -57,6 +59,31 @@ class Progress:
         since = self.place.failing_since or datetime.now(UTC)
         self.place = Place(self.place.position, failing_s, since, error)
         self._failed_s, self._due_s = now_s, now_s + pause_s(self.failures, retry_after_s)
+
+    async def send(
+        self,
+        log: EventLog,
+        wanted: EventFilter,
+        attempt: Callable[[StoredEvent], Awaitable[bool]],
+        may_send: Callable[[], bool],
+    ) -> bool:
+        """Send a page of events in order, up to the first that fails; return whether to go on.
+
+        ``attempt`` sends one, and returns whether the receiver accepted it. ``may_send``: whether this process sends.
+        """
+        page = await self._threads.run(log.read, self.place.position, wanted)
+        try:
+            for event in page.events:
+                due = await self._threads.run(self._receivers.is_due, self.pk, event.position.event_pk)
+                if not may_send() or (due and not await attempt(event)):
+                    return False
+                self.passed(event.position)
+                if not await self.record(at_once=False):
+                    return False
+            self.passed(page.position)
+        finally:
+            is_current = await self.record(at_once=self.has_sent)
+        return is_current and bool(page.events or page.has_more)  # more may have come while these were sent
 
     async def record(self, at_once: bool = True) -> bool:
         """Write the place to the row; return False if the receiver was replayed or deleted meanwhile.

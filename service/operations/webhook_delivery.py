@@ -38,8 +38,6 @@ from service.storage.repositories.receivers import ReceiverStore
 POLL_S: Final = 1.0
 TIMEOUT_S: Final = 15.0
 """Timeout of one attempt: name resolution, connection and response."""
-BURST: Final = 20
-"""Events that are sent before the place is recorded."""
 SWEEP_S: Final = 60.0
 HEADERS: Final = {"User-Agent": "kith", "Content-Type": "application/json", "Connection": "close"}
 log = logging.getLogger(__name__)
@@ -63,8 +61,6 @@ class WebhookSender:
 
     def check(self, url: str) -> None:
         """Raises webhook_refused if webhooks to this URL are not allowed. No connection is made."""
-        if self._http.is_disabled:
-            raise RefusedError("webhook_refused", "webhooks are disabled")
         try:
             self._http.target(url)
         except TargetRefusedError as error:
@@ -113,20 +109,17 @@ class WebhookDelivery(PeriodicTask):
         sender: WebhookSender,
         metrics: Metrics,
         poll_s: float = POLL_S,
-        clock: Clock | None = None,
     ) -> None:
         super().__init__(poll_s, "webhooks wait", log)
         self._events = events
         self._receivers = receivers
         self._sender = sender
         self._metrics = metrics
-        self._clock = Clock() if clock is None else clock
+        self._clock = Clock()
         self._sweep_s = time.monotonic()
         """Time of the next sweep on the monotonic clock."""
         self._known: dict[int, Progress] = {}
         self._sending: dict[int, asyncio.Task[None]] = {}
-        self._again = set[int]()
-        """Webhooks to look at once their tasks end."""
         self._threads = Threads(2, "webhooks")
         self._lease = lease
 
@@ -145,10 +138,6 @@ class WebhookDelivery(PeriodicTask):
             return
         for webhook in waiting:
             if webhook.pk in busy:  # what was read of it may be older than what its task knows
-                if webhook.pk in self._sending:
-                    self._again.add(webhook.pk)
-                else:
-                    self._wake.set()
                 continue
             new = Progress(self._receivers, self._threads, webhook.pk, webhook.place)
             known = self._known.get(webhook.pk)
@@ -164,36 +153,17 @@ class WebhookDelivery(PeriodicTask):
 
     def _ended(self, webhook_pk: int, task: asyncio.Task[None]) -> None:
         del self._sending[webhook_pk]
-        if webhook_pk in self._again:  # events came after its last read
-            self._again.remove(webhook_pk)
-            self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("webhooks wait", exc_info=error)
 
     async def _send(self, webhook: Webhook, progress: Progress) -> None:
         """Send a webhook what it waits for, in order, up to the first event that fails."""
+        attempt = partial(self._attempt, webhook, progress)
         try:
-            while not self._stopping and self._lease.is_held:
-                after = progress.place.position
-                page = await self._threads.run(self._events.read, after, webhook.filter)
-                for number, event in enumerate(page.events, 1):
-                    due = self._threads.run(self._receivers.is_due, webhook.pk, event.position.event_pk)
-                    if await due and not await self._attempt(webhook, progress, event):
-                        return
-                    progress.passed(event.position)
-                    if not self._lease.is_held:
-                        return
-                    if number % BURST == 0 and not await progress.record():
-                        return
-                progress.passed(page.position)
-                if page.events and not await progress.record():
-                    return
-                if not page.has_more:
-                    return
+            while await progress.send(self._events, webhook.filter, attempt, lambda: self._lease.is_held):
+                pass
         except KithError as error:
             log.warning("webhook %s waits: %s", webhook.id, error.detail)
-        finally:
-            await progress.record(at_once=progress.has_sent)
 
     async def _attempt(self, webhook: Webhook, progress: Progress, event: StoredEvent) -> bool:
         """Send an event once, and return whether the receiver accepted it."""

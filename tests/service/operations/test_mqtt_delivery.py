@@ -7,8 +7,7 @@ import json
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,19 +18,19 @@ import pytest
 
 from kith import Kith
 from service.core.errors import SettingsError
-from service.domain.events import Event, EventFilter
 from service.domain.gallery import Gallery, GallerySettings
 from service.operations import mqtt_delivery
 from service.server import embedded
 from service.settings import load_settings
-from service.storage.audit.log import record_entries
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
 from service.storage.events.log import EventLog
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.store import Store
+from tests.conftest import is_eventually
 from tests.faults.servers import free_port
+from tests.service.operations.test_webhook_delivery import report, until, waiting
 
 pytest.importorskip("aiomqtt")
 import aiomqtt
@@ -67,12 +66,8 @@ class Mosquitto:
     def save(self) -> None:
         """Write subscriptions to disk."""
         assert self.process is not None
-        file = self.folder / "mosquitto.db"
         self.process.send_signal(signal.SIGUSR1)
-        deadline = time.monotonic() + PATIENCE_S
-        while not file.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        is_eventually((self.folder / "mosquitto.db").exists)
 
     def kill(self) -> None:
         if self.process is not None:
@@ -102,10 +97,6 @@ def gallery(database: Database) -> Gallery:
     ReceiverStore(database).claim("mqtt")
     Store(database).galleries.create("door", "f" * 32, 8, GallerySettings())
     return Store(database).galleries.get("door")
-
-
-def report(database: Database, gallery: Gallery, *numbers: int) -> None:
-    record_entries(database, [], [(gallery, [Event("decision", {"outcome": "unknown", "number": n}) for n in numbers])])
 
 
 @asynccontextmanager
@@ -148,12 +139,6 @@ class Subscriber:
             except aiomqtt.MqttError:
                 await asyncio.sleep(0.05)
 
-    async def until(self, is_true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not is_true():
-            assert time.monotonic() < deadline, self.messages[-5:]
-            await asyncio.sleep(0.02)
-
 
 @asynccontextmanager
 async def subscribed(mosquitto: Mosquitto) -> AsyncIterator[Subscriber]:
@@ -162,11 +147,6 @@ async def subscribed(mosquitto: Mosquitto) -> AsyncIterator[Subscriber]:
     await subscriber.is_subscribed.wait()
     yield subscriber
     task.cancel()
-
-
-def pending(database: Database) -> int:
-    _, place, _ = ReceiverStore(database).built_in("mqtt")
-    return len(EventLog(database).read(place.position, EventFilter()).events)
 
 
 def test_events_wait_for_a_broker_that_is_down_or_killed(
@@ -189,27 +169,17 @@ def test_events_wait_for_a_broker_that_is_down_or_killed(
                         delivery.wake()
                     await asyncio.sleep(0.2)
                     assert metrics.mqtt_connected == {"127.0.0.1": False}
-                    assert await asyncio.to_thread(pending, database) > 0
+                    assert await asyncio.to_thread(waiting, database) > 0
                     mosquitto.start()
-                    await subscriber.until(lambda: set(subscriber.numbers) == set(expected))  # noqa: B023
+                    await until(lambda: set(subscriber.numbers) == set(expected))  # noqa: B023
             assert list(dict.fromkeys(subscriber.numbers)) == list(range(30))
-            # What was sent and not recorded comes again with its id.
-            await asyncio.to_thread(report, database, gallery, 99)
-            with monkeypatch.context() as patch:
-                patch.setattr(ReceiverStore, "record", lambda *_: True)  # as if killed before it
-                async with delivering(database, mosquitto.broker()):
-                    await subscriber.until(lambda: 99 in subscriber.numbers)
-            async with delivering(database, mosquitto.broker()):
-                await subscriber.until(lambda: subscriber.numbers[-2:] == [99, 99] and not pending(database))
-            ids = [message["id"] for topic, message in subscriber.messages if "/decision/" in topic]
-            assert ids[-2] == ids[-1]
 
     asyncio.run(work())
     assert metrics.mqtt_connected == {"127.0.0.1": False}
     count = metrics.registry.get_sample_value
     sent, failed = (count(f"kith_event{name}_total", {"to": "mqtt"}) for name in ("s_sent", "_failures"))
     assert (sent or 0) >= 30 and (failed or 0) >= 2
-    assert pending(database) == 0
+    assert waiting(database) == 0
 
 
 def test_galleries_are_announced_to_home_assistant_until_they_are_deleted(
@@ -222,20 +192,20 @@ def test_galleries_are_announced_to_home_assistant_until_they_are_deleted(
     async def work() -> None:
         async with subscribed(mosquitto) as subscriber:
             async with delivering(database, mosquitto.broker("homeassistant")) as delivery:
-                await subscriber.until(lambda: topic("door") in dict(subscriber.messages))
+                await until(lambda: topic("door") in dict(subscriber.messages))
                 document = dict(subscriber.messages)[topic("door")]
                 await asyncio.to_thread(store.galleries.delete, "door")
                 delivery.wake()
-                await subscriber.until(lambda: (topic("door"), "") in subscriber.messages)
+                await until(lambda: (topic("door"), "") in subscriber.messages)
                 await asyncio.to_thread(store.galleries.create, "hall", "f" * 32, 8, GallerySettings())
-                await subscriber.until(lambda: topic("hall") in dict(subscriber.messages))
+                await until(lambda: topic("hall") in dict(subscriber.messages))
             await asyncio.to_thread(store.galleries.delete, "hall")
             await asyncio.to_thread(store.galleries.create, "gate", "f" * 32, 8, GallerySettings())
             async with delivering(database, mosquitto.broker("homeassistant")):
-                await subscriber.until(lambda: (topic("hall"), "") in subscriber.messages)
-                await subscriber.until(lambda: topic("gate") in dict(subscriber.messages))
+                await until(lambda: (topic("hall"), "") in subscriber.messages)
+                await until(lambda: topic("gate") in dict(subscriber.messages))
             async with delivering(database, mosquitto.broker()):
-                await subscriber.until(lambda: (topic("gate"), "") in subscriber.messages)
+                await until(lambda: (topic("gate"), "") in subscriber.messages)
         assert {c["platform"] for c in document["components"].values()} == {"sensor", "event"}
         assert document["availability_topic"] == "faces/status"
         assert document["components"]["person"]["state_topic"] == "faces/door/decision/identified"
@@ -262,7 +232,7 @@ def test_a_server_sends_its_decisions(mosquitto: Mosquitto, tmp_path: Path) -> N
     async def work() -> None:
         async with subscribed(mosquitto) as subscriber:
             await asyncio.to_thread(identify)
-            await subscriber.until(lambda: ("house/faces/status", "offline") in subscriber.messages)
+            await until(lambda: ("house/faces/status", "offline") in subscriber.messages)
         ((topic, event),) = [m for m in subscriber.messages if "/decision/" in m[0]]
         assert ("house/faces/status", "online") in subscriber.messages
         assert topic == "house/faces/door/decision/unknown"
@@ -272,23 +242,14 @@ def test_a_server_sends_its_decisions(mosquitto: Mosquitto, tmp_path: Path) -> N
     asyncio.run(work())
 
 
-@pytest.mark.parametrize(
-    ("url", "place"),
-    [
+def test_addresses_of_brokers() -> None:
+    for url, place in (
         ("mqtt://broker", ("broker", 1883, False, None, "kith")),
         ("mqtts://ha@broker.example.org/a/b", ("broker.example.org", 8883, True, "ha", "a/b")),
         ("mqtts://[::1]:1234", ("::1", 1234, True, None, "kith")),
-    ],
-)
-def test_addresses_of_brokers(url: str, place: tuple[Any, ...], tmp_path: Path) -> None:
-    assert load_settings(mqtt_url=url, data_dir=tmp_path).mqtt_url == url
-    found = Broker.of_url(url, None, None)
-    assert (found.host, found.port, found.tls, found.user, found.prefix) == place
-
-
-@pytest.mark.parametrize(
-    "url", ["http://broker", "mqtt://user:password@broker", "mqtt://broker/#", "mqtt://", "broker"]
-)
-def test_other_addresses_are_refused(url: str) -> None:
-    with pytest.raises(SettingsError, match="KITH_MQTT_URL"):
-        load_settings(mqtt_url=url)
+    ):
+        found = Broker.of_url(load_settings(mqtt_url=url).mqtt_url or "", None, None)
+        assert (found.host, found.port, found.tls, found.user, found.prefix) == place
+    for url in ("http://broker", "mqtt://user:password@broker", "mqtt://broker/#", "mqtt://", "broker"):
+        with pytest.raises(SettingsError, match="KITH_MQTT_URL"):
+            load_settings(mqtt_url=url)

@@ -29,11 +29,10 @@ from service.storage.repositories import receivers as places
 from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
+from tests.conftest import is_eventually
 from tests.databases import ON_BOTH
 from tests.receivers import Receiver, receiving
 from tests.refusals import raises_code
-
-PATIENCE_S = 60
 
 
 @pytest.fixture
@@ -74,9 +73,8 @@ def subscribe(database: Database, receiver: Receiver, path: str = "/kith?key=1")
 
 
 def waiting(database: Database) -> int:
-    """Return the number of events after the recorded place of the first webhook."""
-    webhook, *_ = WebhookStore(database).list_all()
-    return ReceiverStore(database).waiting_counts()[webhook.pk]
+    """Return the number of events after the recorded places of all receivers."""
+    return sum(ReceiverStore(database).waiting_counts().values())
 
 
 def place(database: Database) -> Place:
@@ -89,10 +87,7 @@ def numbers_of(receiver: Receiver) -> list[int]:
 
 
 async def until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not await asyncio.to_thread(is_true):
-        assert time.monotonic() < deadline, "it did not happen"
-        await asyncio.sleep(0.02)
+    await asyncio.to_thread(is_eventually, is_true)
 
 
 def deliver(database: Database, *receivers: Receiver, is_done: Callable[[], bool] | None = None) -> None:
@@ -240,28 +235,19 @@ def test_a_receiver_that_is_away_or_silent_is_an_error(database: Database, recei
     "url",
     [
         "http://receiver.example/",  # not https
-        "https://other.example/",
-        "https://127.0.0.1/",
-        "https://user:password@receiver.example/",
-        "https://receiver.example:8443/",
         "http://10.0.0.5:8124/",
         "https://10.0.0.5:8123/",
         "http://user@10.0.0.5:8123/",
         "http://10.0.0.5:8123@other.example/",
-        "ftp://receiver.example/",
-        "x",
     ],
 )
 def test_other_addresses_are_refused(url: str) -> None:
-    async def work() -> None:
-        async with OutboundHttp(Hosts.of_text("receiver.example"), origins=["http://10.0.0.5:8123"]) as http:
-            sender = WebhookSender(http)
-            sender.check("https://receiver.example/hook")
-            sender.check("http://10.0.0.5:8123/hook?a=b")
-            with raises_code("webhook_refused"):
-                sender.check(url)
-
-    asyncio.run(work())
+    """tests/service/inference/test_url_fetching.py has those that no setting allows."""
+    sender = WebhookSender(OutboundHttp(Hosts.of_text("receiver.example"), origins=["http://10.0.0.5:8123"]))
+    sender.check("https://receiver.example/hook")
+    sender.check("http://10.0.0.5:8123/hook?a=b")
+    with raises_code("webhook_refused"):
+        sender.check(url)
 
 
 @ON_BOTH

@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from service.core.actor import Threads
 from service.core.clock import Clock
 from service.core.errors import StorageError
-from service.domain import events as rules
 from service.domain.events import GIVE_UP_AFTER, Event, EventFilter, Position
 from service.domain.gallery import Gallery, GallerySettings, Item, NewTemplate
+from service.operations.progress import Progress
 from service.storage.audit.log import record_entries
 from service.storage.db.engine import Database
 from service.storage.db.tables import events, leases, receivers
 from service.storage.events import outbox as outbox_module
-from service.storage.events.log import PAGE, EventLog
+from service.storage.events.log import PAGE, EventLog, StoredEvent
 from service.storage.events.outbox import XID, Place, Webhook, publish
 from service.storage.repositories import erasures
 from service.storage.repositories import receivers as receiver_repository
@@ -33,9 +34,7 @@ from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import ON_BOTH, ON_POSTGRESQL, open_database
-from tests.receivers import receiving
 from tests.refusals import raises_code
-from tests.service.operations.test_webhook_delivery import sending, until
 from tests.service.storage.scene import some
 
 BEGIN = Position(0, 0)
@@ -385,29 +384,24 @@ def test_writes_succeed_while_a_webhook_is_deleted(
 @ON_BOTH
 @pytest.mark.parametrize("what", ["webhook", "subject"])
 def test_waiting_events_are_not_sent_after_a_deletion(
-    database: Database,
-    store: Store,
-    gallery: Gallery,
-    what: str,
-    rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
+    database: Database, store: Store, gallery: Gallery, what: str, rng: np.random.Generator
 ) -> None:
-    monkeypatch.setattr(rules, "FIRST_RETRY", timedelta(seconds=0.01))
     enroll(store, gallery, "ada", rng)
-    with receiving() as receiver:
-        made = store.webhooks.create(f"{receiver.origin}/x", None, EventFilter())
-        report(database, *(decision(number, "ada") for number in range(5)))
-        receiver.status = 500
+    made, sent = subscribe(database), list[str]()
+    report(database, *(decision(number, "ada") for number in range(5)))
 
-        async def work() -> None:
-            async with sending(database, receiver):
-                await until(lambda: bool(receiver.messages))
-                if what == "webhook":
-                    await asyncio.to_thread(store.webhooks.delete, made.id)
-                else:
-                    await asyncio.to_thread(store.subjects.delete, gallery, "ada")
-                receiver.status, sent = 204, len(receiver.messages)
-                await asyncio.sleep(0.3)
-                assert len(receiver.messages) <= sent + 1  # that was under way
+    async def attempt(event: StoredEvent) -> bool:
+        sent.append(event.id)
+        if what == "webhook":
+            store.webhooks.delete(made.id)
+        else:
+            store.subjects.delete(gallery, "ada")
+        return True
 
-        asyncio.run(work())
+    async def send() -> None:
+        with Threads(1, "sender") as threads:
+            progress = Progress(ReceiverStore(database), threads, made.pk, made.place)
+            await progress.send(EventLog(database), EventFilter(), attempt, lambda: True)
+
+    asyncio.run(send())
+    assert len(sent) == 1
