@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from service.core.errors import StorageError
 from service.security.master_keys import GivenKeys, KeyFile, MasterKeys, Source
-from service.security.sealing import new_key
 from service.settings import Settings
 from service.storage.db.engine import Database, open_database
 from service.storage.db.file_system import OPEN_REMEDY, check_database_file, check_file_system, check_writable
@@ -75,10 +74,9 @@ def _is_missing(settings: Settings) -> bool:
 
 def _check_creation(settings: Settings) -> None:
     """Check that a database and its keys can be created, without creating them."""
-    keys = existing_master_keys(settings)
-    if keys is not None:
-        wrapper = keys.first()
-        wrapper.unwrap(wrapper.wrap(new_key(), "check"), "check")
+    configured = (settings.master_key, settings.master_key_file) != (None, None)
+    if configured or settings.default_key_path.exists():
+        master_keys(settings).first()
     assert settings.database_file is not None  # noqa: S101 - _is_missing was true
     check_file_system(_existing(settings.database_file.parent))
 
@@ -110,12 +108,6 @@ def master_keys(settings: Settings) -> MasterKeys:
     if settings.master_key_file is not None:
         sources.append(KeyFile(settings.master_key_file))
     return MasterKeys(*(sources or [KeyFile(settings.default_key_path, may_make=True)]))
-
-
-def existing_master_keys(settings: Settings) -> MasterKeys | None:
-    """Return the master keys without creating any; None if there are none yet. Raises MasterKeyError."""
-    configured = (settings.master_key, settings.master_key_file) != (None, None)
-    return master_keys(settings) if configured or settings.default_key_path.exists() else None
 
 
 def open_milvus(settings: Settings, database: Database) -> MilvusEngine | None:

@@ -30,7 +30,12 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush the entries of a folder to disk."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

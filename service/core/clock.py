@@ -41,7 +41,8 @@ class Clock:
         wall_before, boot_before = self._agreed
         step = (now - wall_before) - timedelta(seconds=boot_s - boot_before)
         if abs(step) > MAX_STEP:
-            raise ClockSteppedError(f"the clock of this machine jumped by {_signed(step)} to {now:%Y-%m-%d %H:%M} UTC")
+            hours = step / timedelta(hours=1)
+            raise ClockSteppedError(f"the clock jumped by {hours:+.1f} hours to {now:%Y-%m-%d %H:%M} UTC")
         if server is not None and abs(now - server) > MAX_STEP:
             raise ClockSteppedError(
                 f"the clock of this machine is at {now:%Y-%m-%d %H:%M} UTC, the database server's at "
@@ -49,8 +50,3 @@ class Clock:
             )
         self._agreed = now, boot_s
         return now
-
-
-def _signed(step: timedelta) -> str:
-    hours = step / timedelta(hours=1)
-    return f"{hours / 24:+.1f} days" if abs(hours) >= 48 else f"{hours:+.1f} hours"

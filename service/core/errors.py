@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final, NamedTuple
 
 CODES: Final = {
-    "album_group_not_found": "404 The album has no such group, or no such face. List the groups again: they were "
-    "merged, split or enrolled meanwhile.",
-    "album_not_found": "404 The album does not exist. List the albums: they expire after KITH_RETENTION_ALBUMS_DAYS. "
-    "An album whose job failed is deleted.",
-    "album_not_ready": "409 The faces of the album are not grouped yet. Wait until the job with the album's ID has "
-    "succeeded.",
+    "album_group_not_found": "404 The album has no such group, or no such face. List the groups again.",
+    "album_not_found": "404 The album does not exist. List the albums: they expire after KITH_RETENTION_ALBUMS_DAYS.",
+    "album_not_ready": "409 The faces of the album are not grouped yet. Wait for the job with the album's ID.",
     "album_outdated": "409 The gallery moved to another recognizer since the album was made. Delete the album, and "
     "upload the photos again.",
     "album_too_large": "413 The album has too many photos or faces. Upload the photos in parts.",
@@ -22,10 +19,8 @@ CODES: Final = {
     "audit_unwritten": "503 The audit log cannot be written. Check that the database is writable. The refused "
     "operation was not performed. See docs/keys.md.",
     "backup": "500 The backup cannot be used. Nothing was changed.",
-    "client_gone": "499 The client disconnected before the response was ready. No action is needed. Queued work of the "
-    "request was dropped.",
-    "client_too_slow": "408 The request arrived too slowly. Send the whole request at once, with at least 1 kB a "
-    "second.",
+    "client_gone": "499 The client disconnected before the response was ready. No action is needed.",
+    "client_too_slow": "408 The request arrived too slowly. Send the whole request, with at least 1 kB a second.",
     "clock_stepped": "503 The system clock is unreliable. Retention deletes nothing meanwhile. Correct the clock; if "
     "it is right now, restart the service.",
     "crop_not_found": "404 No face crop is stored. Set 'keep_crops' of the gallery to true (kith gallery update "
@@ -39,12 +34,10 @@ CODES: Final = {
     "scikit-image and (with --no-deps) insightface.",
     "duplicate_subject": "409 The face belongs to another subject. Enroll it for that subject, or use "
     "'allow_duplicate' (--allow-duplicate).",
-    "embedding_invalid": "422 The embedding is invalid. Send finite numbers, not all zero, in the dimension that GET "
-    "/v1/models lists.",
+    "embedding_invalid": "422 The embedding is invalid. Send finite numbers, not all zero, in the pack's dimension.",
     "events_expired": "410 Events after this Last-Event-ID are no longer stored. Connect without Last-Event-ID, and "
     "read what was missed from the audit (docs/events.md).",
-    "forbidden": "403 The API key lacks permission. Use a key with the required scope, or ask the operator for one "
-    "(docs/keys.md).",
+    "forbidden": "403 The API key lacks permission. Use a key with the required scope (docs/keys.md).",
     "foreign_file": "422 The file of the other service cannot be converted. See docs/moving-here.md for the supported "
     "files and how to export them.",
     "foreign_origin": "403 Cross-origin requests need an API key. Call http://localhost or http://127.0.0.1. For other "
@@ -59,8 +52,7 @@ CODES: Final = {
     "image_damaged": "422 The photo is damaged or truncated. Send the complete file.",
     "image_empty": "422 The photo is empty. Send the content of the file.",
     "image_format": "422 The photo format is not supported. Send JPEG, PNG, WebP, BMP, TIFF, GIF, AVIF or HEIC.",
-    "image_too_large": "413 The photo has too many bytes or pixels. Shrink the photo. docs/settings.md lists the "
-    "limits.",
+    "image_too_large": "413 The photo has too many bytes or pixels. Shrink it. docs/settings.md lists the limits.",
     "import_invalid": "422 The file cannot be imported. See docs/galleries.md for the format. A repeated import "
     "skips items that exist already.",
     "inconsistent_template": "409 The face differs from the subject's other templates. Check the photo, or use "
@@ -103,8 +95,7 @@ CODES: Final = {
     "recognizer_mismatch": "409 The gallery uses another recognizer. Serve the pack whose recognizer made the "
     "gallery's vectors (KITH_PACK or KITH_EXTRA_PACKS); docs/galleries.md describes how to change it. With embeddings, "
     "send 'recognizer', and embeddings of the gallery's recognizer.",
-    "request_too_large": "413 The request is too large. Send fewer or smaller photos. docs/settings.md lists the "
-    "limits.",
+    "request_too_large": "413 The request is too large. Send fewer or smaller photos (limits: docs/settings.md).",
     "retention_unconfirmed": "409 A large part of the gallery would be erased. If this is meant, repeat the change "
     "with the number in the message as confirm.",
     "risk_uncalibrated": "409 The risk cannot be converted to a threshold. Use a threshold, such as 0.4 (--threshold "
@@ -112,24 +103,19 @@ CODES: Final = {
     "settings": "500 A setting is invalid. Correct the setting. docs/settings.md lists all settings.",
     "several_faces": "422 The photo shows several faces. Use a photo of one person, or the largest face: face=largest "
     "(--largest-face).",
-    "storage_busy": "503 The database was locked by other writers for too long. Try again. Nothing of this request was "
-    "stored.",
+    "storage_busy": "503 The database was locked by other writers for too long. Try again. Nothing was stored.",
     "storage_damaged": "500 The database is damaged. Stop the service, run kith doctor, and restore a backup. Nothing "
     "of this request was stored.",
-    "storage_full": "507 The disk is full. Free disk space, then try again. Nothing of this request was stored. "
-    "Searches still work.",
+    "storage_full": "507 The disk is full. Free disk space, then try again. Nothing was stored. Searches still work.",
     "storage_unavailable": "503 The database is unavailable. Try again; repeat an enrollment with the same "
     "Idempotency-Key, so that it is not stored twice.",
-    "stranger_not_found": "404 The gallery remembers no such stranger. List the strangers: they expire, and are "
-    "merged, promoted or forgotten.",
-    "subject_erased": "409 The subject was erased during this request. Enroll again with a request sent after the "
-    "erasure.",
+    "stranger_not_found": "404 The gallery remembers no such stranger. List the strangers: they expire and are merged.",
+    "subject_erased": "409 The subject was erased during this request. Enroll again with a new request.",
     "subject_exists": "412 The subject ID is already in use. Choose another ID. To update the existing subject, omit "
     "'If-None-Match' (client: only_new).",
     "subject_not_found": "404 The subject does not exist in this gallery. Check the ID, or list the subjects. "
     "Enrolling a photo creates the subject.",
-    "template_conflict": "409 Another template has this ID. Delete the enrolled template, or omit the template ID of "
-    "this item.",
+    "template_conflict": "409 Another template has this ID. Delete that template, or omit the ID of this one.",
     "template_not_found": "404 The subject has no such template. List the templates of the subject.",
     "too_many_albums": "409 The gallery has too many albums. Delete albums that are no longer needed.",
     "too_many_decoys": "409 The subject has the most decoys allowed. Delete decoys that are no longer needed. If many "
@@ -234,26 +220,16 @@ class InvalidDataError(KindError):
     pattern = "{}_invalid"
 
 
-class JobFailedError(KindError):
-    """Problem of a failed job. No request is answered with it."""
-
-    pattern = "job_{}"
-
-
 class LimitReachedError(KindError):
     """Too much, too many or too slow."""
 
 
 class RefusedError(KindError):
-    """The service does not take such a request, or what is stored does not allow it."""
+    """What the service cannot do as it is asked, as it is, or with what is stored."""
 
 
 class ImageError(KindError):
     """Unusable photo. In a request with several photos, only the photo fails."""
-
-
-class UnreadyError(KindError):
-    """The service cannot answer requests."""
 
 
 class LocalError(KindError):
@@ -276,10 +252,6 @@ class UnauthorizedError(KithError):
 
 class ForbiddenError(KithError):
     code = "forbidden"
-
-
-class ForeignOriginError(KithError):
-    code = "foreign_origin"
 
 
 class GalleryNotFoundError(NotFoundError):
@@ -341,10 +313,6 @@ class OverloadedError(KithError):
 
     def __init__(self, detail: str, seconds: float = 0.0) -> None:
         super().__init__(detail, headers={"Retry-After": str(max(1, math.ceil(seconds)))})
-
-
-class TooManyStreamsError(KithError):
-    code = "too_many_streams"
 
 
 class ClientGoneError(KithError):

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 from kith.wire.common import JobState
 from service.core.actor import Actor, acting_as
 from service.core.clock import Clock
-from service.core.errors import ClockSteppedError, JobFailedError, KithError, StorageError
+from service.core.errors import ClockSteppedError, KithError, RefusedError, StorageError
 from service.core.periodic import PeriodicTask
 from service.core.single_flight import run_in_daemon
 from service.storage.repositories.jobs import FINISHED, DoneItems, ItemOutcome, Job, JobStore, LeaseLostError
@@ -120,7 +120,6 @@ class Runner(PeriodicTask):
         self,
         store: JobStore,
         kinds: Mapping[str, JobKind],
-        max_jobs: int = MAX_JOBS,
         lease_s: float = LEASE_S,
         poll_s: float = POLL_S,
         retention_days: float = RETENTION_DAYS,
@@ -130,7 +129,6 @@ class Runner(PeriodicTask):
         self.store = store
         self._tidied_s = -TIDY_INTERVAL_S
         self._kinds = kinds
-        self._max_jobs = max_jobs
         self._lease_s = lease_s
         self._retention_days = retention_days
         self._clock = Clock() if clock is None else clock
@@ -158,7 +156,7 @@ class Runner(PeriodicTask):
         if time.monotonic() - self._tidied_s > TIDY_INTERVAL_S:
             self._tidied_s = time.monotonic()
             await _in_thread(self._tidy)
-        while len(self._running) < self._max_jobs and not self._stopping:
+        while len(self._running) < MAX_JOBS and not self._stopping:
             job = await _in_thread(self.store.claim, self._process, self._lease_s, self._is_ready)
             if job is None:
                 return
@@ -207,7 +205,7 @@ class Runner(PeriodicTask):
         try:
             context.check()
             if job.attempts > MAX_ATTEMPTS:
-                raise JobFailedError("crashed", f"{job.attempts} attempts failed, or their process ended")
+                raise RefusedError("job_crashed", f"{job.attempts} attempts failed, or their process ended")
             await self._run_with_lease(context)
         except (LeaseLostError, StorageError):
             raise
@@ -219,7 +217,7 @@ class Runner(PeriodicTask):
         except Exception as error:
             if not isinstance(error, KithError):
                 log.exception("job %s (%s) failed", job.id, job.kind)
-                error = JobFailedError("crashed", f"unexpected error; see the log entries of job {job.id}")
+                error = RefusedError("job_crashed", f"unexpected error; see the log entries of job {job.id}")
             if is_fault(error) and await _in_thread(self.store.retry, job, RETRY_S, MAX_ATTEMPTS):
                 log.warning("job %s (%s) is tried again: %s", job.id, job.kind, error.detail)
                 return False

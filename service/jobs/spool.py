@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from service.core.atomic_files import sync_folder
 from service.core.errors import StorageFullError
 from service.security.sealed_files import SealedFile, SealedWriter
 from service.security.sealing import Seal
@@ -42,12 +43,8 @@ class Spool:
         """Return whether this node has the job's archive."""
         return self.path(job.id).is_file()
 
-    def discard(self, job: Job) -> None:
-        """Delete the job's archive, if any."""
-        self.remove(job.id)
-
-    def remove(self, job_id: str) -> None:
-        """Delete the archive of a job that may be deleted already, if this node has it."""
+    def discard(self, job_id: str) -> None:
+        """Delete the archive of a job, if this node has it."""
         self.path(job_id).unlink(missing_ok=True)
 
     def check_free_space(self, size: int) -> None:
@@ -88,11 +85,7 @@ class Spool:
         """Flush the file and its directory entry to disk; blocks."""
         file.finish()
         os.fsync(file.fileno())
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._folder)
 
     def tidy(self, store: JobStore) -> None:
         """Delete the files of finished jobs and of interrupted uploads."""

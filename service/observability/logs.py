@@ -10,8 +10,6 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-import orjson
-
 from service.core.actor import current_actor
 
 Format = Literal["text", "json"]
@@ -23,7 +21,6 @@ def configure(level: str, kind: Format) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if kind == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level, handlers=[handler])
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it names its database dialect at each start
 
 
 class JsonLines(logging.Formatter):
@@ -46,7 +43,4 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         present = {name: value for name, value in line.items() if value is not None}
-        try:
-            return orjson.dumps(present, default=str).decode()
-        except TypeError:  # lone surrogates, as in file names that are not UTF-8
-            return json.dumps(present, default=str)
+        return json.dumps(present, default=str)

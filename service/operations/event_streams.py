@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Final
 
 from service.core.actor import Threads
-from service.core.errors import OverloadedError, RefusedError, TooManyStreamsError
+from service.core.errors import LimitReachedError, OverloadedError, RefusedError
 from service.core.periodic import PeriodicTask
 from service.domain.events import EventFilter, Position
 from service.observability.metrics import Metrics
@@ -67,11 +67,10 @@ class EventStreams(PeriodicTask):
         """Whether open streams should end."""
 
     def admit(self, caller: str) -> Callable[[], None]:
-        """Count a new stream; return the function that ends it. Raises TooManyStreamsError, OverloadedError."""
+        """Count a new stream; return the function that ends it. Raises too_many_streams, OverloadedError."""
         if self._open[caller] >= MAX_STREAMS_PER_KEY:
-            raise TooManyStreamsError(
-                f"{MAX_STREAMS_PER_KEY} streams of this key are open, the limit", headers={"Retry-After": str(RETRY_S)}
-            )
+            limit = f"{MAX_STREAMS_PER_KEY} streams of this key are open, the limit"
+            raise LimitReachedError("too_many_streams", limit, headers={"Retry-After": str(RETRY_S)})
         if self.ending or self._open.total() >= MAX_STREAMS:
             raise OverloadedError(f"{MAX_STREAMS} event streams are open, the limit", RETRY_S)
         self._open[caller] += 1

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
+from service.core.actor import Threads
 from service.core.clock import Clock
-from service.core.errors import ClockSteppedError, KithError, MasterKeyError
+from service.core.errors import ClockSteppedError, MasterKeyError
 from service.core.periodic import PeriodicTask
 from service.domain.gallery import Gallery
 from service.storage.audit.log import prune_lines
@@ -21,8 +21,6 @@ from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.store import Store
 
 SWEEP_INTERVAL: Final = timedelta(hours=1)
-RETRY_INTERVAL: Final = timedelta(minutes=10)
-"""Time to the next sweep after a failure."""
 CHECK_INTERVAL_S: Final = 30.0
 """Time between checks of caches, SQLite's log, and the sweep time."""
 KEY_USES_INTERVAL_S: Final = 300.0
@@ -55,16 +53,16 @@ class Housekeeping(PeriodicTask):
         """Time of the next sweep on the boot clock, which clock changes do not affect."""
         self.paused: ClockSteppedError | None = None
         """Reason why retention is paused."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
+        self._threads = Threads(1, "housekeeping")
 
     async def _close(self) -> None:
-        self._thread.shutdown()
+        self._threads.shutdown()
 
     async def _look(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.look)
+        await self._threads.run(self.look)
 
     def look(self) -> None:
-        """Do one round of housekeeping; blocks. Never raises: the next round retries."""
+        """Do one round of housekeeping; blocks."""
         try:
             with suppress(MasterKeyError):  # requests that need the key report it
                 self._database.unwrap_secrets()
@@ -72,11 +70,8 @@ class Housekeeping(PeriodicTask):
             now = self._checked_now()
             if now is not None and (self._next_s is None or self._clock.boot_s() >= self._next_s):
                 self._sweep(now)
-        except KithError as error:
-            log.warning("retention failed: %s", error.detail)
-        except Exception:
-            log.exception("retention failed")
-        self._database.truncate_wal_if_written()  # other processes may have deleted data too
+        finally:
+            self._database.truncate_wal_if_written()  # other processes may have deleted data too
 
     def _checked_now(self) -> datetime | None:
         """Return the current time; None: the clock is not reliable."""
@@ -94,11 +89,10 @@ class Housekeeping(PeriodicTask):
         return now
 
     def _sweep(self, now: datetime) -> None:
-        began_s = self._clock.boot_s()
+        self._next_s = self._clock.boot_s() + SWEEP_INTERVAL.total_seconds()
         swept = self._retention.sweep(now, lambda: self._stopping)
         for pk, error in swept.failed:
             log.warning("retention of the gallery with key %d failed: %s", pk, error.detail)
-        self._next_s = began_s + (RETRY_INTERVAL if swept.failed else SWEEP_INTERVAL).total_seconds()
         if swept.removed:
             log.info("erased after expiry: %s", ", ".join(f"{count} {kind}" for kind, count in swept.removed.items()))
         for gallery in swept.galleries:

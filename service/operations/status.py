@@ -18,7 +18,7 @@ from typing import Final
 from pydantic import Field
 
 from kith.wire.status import CheckOut, DiskOut, LagOut, SampleOut
-from service.core.errors import KithError, StorageError, UnreadyError
+from service.core.errors import KithError, RefusedError, StorageError
 from service.core.single_flight import SingleFlight
 from service.domain.gallery import GalleryCounts
 from service.index.follower import Followers
@@ -61,17 +61,9 @@ class Readiness:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.wrap_future(self._looks.start_or_join())
         except TimeoutError as error:
-            raise UnreadyError(
+            raise RefusedError(
                 "readiness_unknown", f"the checks did not finish within {self._timeout_s:g} s"
             ) from error
-
-    async def holds(self) -> bool:
-        """Return whether all checks pass. Raises errors that are no KithError."""
-        try:
-            await self.check()
-        except KithError:
-            return False
-        return True
 
     def _check(self) -> None:
         for check in self._checks.values():
@@ -97,9 +89,9 @@ def readiness(
 
     def gpu() -> None:
         if shortfalls:
-            raise UnreadyError("gpu_unavailable", shortfalls[0])
+            raise RefusedError("gpu_unavailable", shortfalls[0])
         if gpus is not None and gpus.failing():
-            raise UnreadyError(
+            raise RefusedError(
                 "gpu_unavailable", f"a GPU failed in each of its last {FAILED_BATCHES} batches: see nvidia-smi"
             )
 

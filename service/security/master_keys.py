@@ -26,7 +26,6 @@ from service.core.errors import MasterKeyError
 from service.security.sealing import KEY_BYTES, NONCE_BYTES, derived, new_key
 
 ID_DIGITS: Final = 16
-MAX_FILE_BYTES: Final = 65_536
 FORBIDDEN_MODE: Final = stat.S_IWGRP | stat.S_IRWXO
 """Group read stays allowed: Kubernetes' fsGroup mounts secret files that way."""
 LOCK_REMEDY: Final = "Put the key on a local disk (KITH_MASTER_KEY_FILE), or set KITH_MASTER_KEY."
@@ -174,12 +173,9 @@ class KeyFile:
                         "If another user may have read it, make a new key (kith master rotate --new). If they may also "
                         "have a copy of the database, move each gallery into a new one (docs/privacy.md)"
                     )
-                text = file.read(MAX_FILE_BYTES + 1).decode("ascii")
+                return file.read().decode("ascii")
         except (OSError, UnicodeDecodeError) as error:
             raise MasterKeyError(f"the master key cannot be read from {self.path}: {error}") from error
-        if len(text) > MAX_FILE_BYTES:
-            raise MasterKeyError(f"{self.path} is not a key file: it has more than {MAX_FILE_BYTES} bytes")
-        return text
 
     def _write(self, path: Path, lines: Sequence[str]) -> None:
         """Replace a file. It gets the key file's owner and mode, as an administrator may run this for a service."""
@@ -251,14 +247,10 @@ def _folder_lock(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
-    except OSError as error:
-        raise MasterKeyError(f"the master key cannot be written to {path}: {error}") from error
+        fcntl.flock(folder, fcntl.LOCK_EX)
+    except OSError as error:  # some network file systems lock no folders
+        raise MasterKeyError(f"{path.parent} cannot be opened and locked: {error}", LOCK_REMEDY) from error
     try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-        except OSError as error:
-            problem = f"the file system of {path.parent} does not lock folders: {error.strerror}"
-            raise MasterKeyError(problem, LOCK_REMEDY) from error
         yield
     finally:
         os.close(folder)

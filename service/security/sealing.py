@@ -86,11 +86,8 @@ class Seal:
 
     def close_vectors(self, vectors: Float, generation: int) -> list[bytes]:
         """Encrypt (n, d) vectors of a generation. All results have the same length."""
-        purpose, encrypt = vector_purpose(generation).encode(), self._cipher.encrypt
-        nonces = os.urandom(NONCE_BYTES * len(vectors))
-        each = (nonces[i : i + NONCE_BYTES] for i in range(0, len(nonces), NONCE_BYTES))
-        stored = np.ascontiguousarray(vectors, VECTOR_TYPE)
-        return [nonce + encrypt(nonce, row.tobytes(), purpose) for nonce, row in zip(each, stored, strict=True)]
+        purpose = vector_purpose(generation)
+        return [self.close(row.tobytes(), purpose) for row in np.ascontiguousarray(vectors, VECTOR_TYPE)]
 
     def open_vectors(self, sealed: Sequence[bytes], generation: int, dimension: int) -> Float:
         """Return (n, d) float32. Raises SealBrokenError."""

@@ -149,7 +149,7 @@ class AlbumJobs:
         context.note_cancellation(canceled)
 
     def _discard(self, job: Job) -> None:
-        self.backend.spool.discard(job)
+        self.backend.spool.discard(job.id)
         self.backend.store.albums.delete_ungrouped(job.id)
 
     def _tidy(self, store: JobStore) -> None:

@@ -17,7 +17,7 @@ from kith.wire.common import Detail, FaceChoice, NameEncoding, to_name_encoding
 from kith.wire.fields import DETAIL
 from kith.wire.identifiers import ID_RULE, normalize_id
 from kith.wire.subjects import ChecksIn
-from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidRequestError, JobFailedError, KithError
+from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidRequestError, KithError, RefusedError
 from service.domain.gallery import Gallery, NewTemplate
 from service.inference.archives import (
     ArchiveContents,
@@ -73,7 +73,7 @@ class BulkEnrollment:
     def kind(self) -> JobKind:
         """Return the functions of this kind of job."""
         spool = self.backend.spool
-        return JobKind(self.run, spool.has, spool.discard, spool.tidy)
+        return JobKind(self.run, spool.has, lambda job: spool.discard(job.id), spool.tidy)
 
     async def run(self, context: JobContext) -> None:
         """Enroll the photos of the archive that have no recorded outcome yet."""
@@ -206,8 +206,8 @@ class _Run:
                 raise
             job = self._context.job.id
             log.exception("job %s: photo %d of the archive failed", job, item.number)
-            raise JobFailedError(
-                "crashed", f"photo {item.number} of the archive: see the log entries of job {job}"
+            raise RefusedError(
+                "job_crashed", f"photo {item.number} of the archive: see the log entries of job {job}"
             ) from error
 
     async def _accept_or_refuse(self, item: _Item, seen: Photo | Exception) -> None:

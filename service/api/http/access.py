@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from kith.wire.common import Scope as KeyScope
 from service.api.http.parameters import GalleryPath
 from service.api.http.problems import RESPONSES
-from service.core.errors import ForbiddenError, ForeignOriginError, InvalidRequestError, UnauthorizedError
+from service.core.errors import ForbiddenError, InvalidRequestError, RefusedError, UnauthorizedError
 from service.domain.gallery import Gallery
 from service.security.addresses import is_loopback
 from service.security.api_keys import ANONYMOUS, OPERATOR, Caller, Rights
@@ -70,7 +70,7 @@ class Authenticator:
 
         Raises:
             UnauthorizedError: a key is required, and is missing or invalid.
-            ForeignOriginError: no key is required, and the request came from another origin.
+            foreign_origin: no key is required, and the request came from another origin.
             StorageError, MasterKeyError: the keys cannot be read.
         """
         path: str = request.scope["path"]
@@ -111,14 +111,14 @@ def check_origin(headers: Headers) -> None:
 
     A page can reach a loopback service by DNS rebinding, which shows in Host, or by CSRF, which shows in Origin.
 
-    Raises ForeignOriginError.
+    Raises foreign_origin.
     """
     host = headers.get("host", "")
     if not _is_loopback_host(host):
-        raise ForeignOriginError("the request is for another host than this machine's loopback address")
+        raise RefusedError("foreign_origin", "the request is for another host than this machine's loopback address")
     origin = headers.get("origin")
     if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
-        raise ForeignOriginError("the request was sent by a web page of another origin")
+        raise RefusedError("foreign_origin", "the request was sent by a web page of another origin")
 
 
 @lru_cache(maxsize=64)

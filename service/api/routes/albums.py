@@ -78,7 +78,7 @@ async def delete_album(gallery: GalleryPath, album: ObjectId, backend: BackendDe
     Enrolled faces stay with their subjects.
     """
     receipt = await backend.run_on_gallery(gallery, backend.store.albums.delete, album)
-    await backend.threads.run(backend.spool.remove, album)
+    await backend.threads.run(backend.spool.discard, album)
     return to_deleted_out(receipt)
 
 

@@ -32,12 +32,11 @@ MAX_SHARE: Final = 0.1
 class SweepResult:
     """Result of a sweep. ``galleries``: those that lost rows. ``failed``: keys of others, and why: a lost key.
 
-    ``removed``: subjects and templates, with strangers. ``answers``: stored responses.
+    ``removed``: subjects and templates, with strangers.
     """
 
     galleries: list[Gallery] = field(default_factory=list)
     removed: Counter[str] = field(default_factory=Counter)
-    answers: int = 0
     failed: list[tuple[int, KithError]] = field(default_factory=list)
 
 
@@ -75,7 +74,7 @@ class Retention:
             is_any_old = connection.execute(sa.select(sa.exists().where(old))).scalar_one()
         if is_any_old:
             with self._database.write(_CONFLICT) as connection:
-                result.answers = connection.execute(idempotency.delete().where(old)).rowcount
+                connection.execute(idempotency.delete().where(old))
         return result
 
     def _erase(self, gallery: Gallery, due: _Due, stopped: Callable[[], bool], result: SweepResult) -> None:

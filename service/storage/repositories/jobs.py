@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 
 from kith.wire.common import JobState
 from service.core.actor import current_actor
-from service.core.errors import JobFailedError, MasterKeyError, NotFoundError, StorageError, SubjectErasedError
+from service.core.errors import MasterKeyError, NotFoundError, RefusedError, StorageError, SubjectErasedError
 from service.domain.events import Event
 from service.domain.gallery import Gallery, Item, NewTemplate
 from service.security.sealing import Seal
@@ -436,8 +436,8 @@ def own_row(connection: Connection, job: Job) -> sa.Row[Any]:
 
 def fail_archive_jobs(vault: Vault, connection: Connection) -> int:
     """End restored jobs that wait for an archive, which no backup holds, as failed; return their number."""
-    problem = JobFailedError(
-        "unrunnable", "the database was restored from a backup, which holds no archives"
+    problem = RefusedError(
+        "job_unrunnable", "the database was restored from a backup, which holds no archives"
     ).document()
     lost = _rows().where(jobs.c.kind.in_(ARCHIVE_KINDS), jobs.c.state.not_in(FINISHED))
     found = connection.execute(lost).all()

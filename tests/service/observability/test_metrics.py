@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 import time
 import zipfile
@@ -24,7 +23,7 @@ from kith import Kith, KithClientError
 from kith.wire.status import LagOut
 from service.api.http.problems import ROUTING_CODES
 from service.core.actor import Actor, acting_as
-from service.core.errors import OverloadedError, StorageError, UnreadyError, all_errors
+from service.core.errors import OverloadedError, RefusedError, StorageError, all_errors
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index.follower import Followers, in_process
 from service.observability.metrics import Metrics
@@ -63,19 +62,12 @@ def told(
             kith.identify("second", photo)
             kith.identify("third", photo)
             kith.verify(photo, jpeg(actor))
-            enroll_archive(url, photo)
+            with zipfile.ZipFile(settings.data_dir / "archive.zip", "w") as archive:
+                archive.writestr(f"{PERSON}/one.jpg", photo)
+            kith.wait_for(kith.enroll_archive("second", settings.data_dir / "archive.zip").id)
             httpx.get(f"{url}/no/such/path/{PERSON}")
             httpx.request("TRACE", f"{url}/healthz")
             yield url, httpx.get(f"{url}/metrics").text
-
-
-def enroll_archive(url: str, photo: bytes) -> None:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr(f"{PERSON}/one.jpg", photo)
-    job = httpx.post(f"{url}/v1/galleries/second/enrollments", content=packed.getvalue()).json()["id"]
-    while httpx.get(f"{url}/v1/jobs/{job}").json()["state"] in ("queued", "running"):
-        Event().wait(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -243,12 +235,12 @@ def test_readiness_is_told_in_time_by_one_look_however_many_ask() -> None:
     async def main() -> None:
         ready = Readiness({"database": hang}, timeout_s=0.01)
         for each in await asyncio.gather(*(ready.check() for _ in range(100)), return_exceptions=True):
-            assert isinstance(each, UnreadyError)
+            assert isinstance(each, RefusedError)
             assert each.code == "readiness_unknown"
         assert len(looks) == 1
         go.set()
         while True:
-            with suppress(UnreadyError):
+            with suppress(RefusedError):
                 await ready.check()
                 return
 

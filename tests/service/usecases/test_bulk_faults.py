@@ -20,7 +20,7 @@ from models.runtime.network import Float
 from models.vision import recognition
 from models.vision.detection import Detector
 from models.vision.pixels import to_planes
-from service.core.errors import UnreadyError
+from service.core.errors import RefusedError
 from service.inference.archives import iterate_members, read_contents
 from service.jobs import runner
 from tests.conftest import jpeg
@@ -41,7 +41,7 @@ def no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "RETRY_S", 0)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error 700"), UnreadyError("gpu_unavailable", "lost")])
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error 700"), RefusedError("gpu_unavailable", "lost")])
 def test_a_fault_that_ends_costs_no_photo(
     kith: Kith, gallery: str, photos: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

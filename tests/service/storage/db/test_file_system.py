@@ -115,6 +115,6 @@ except MasterKeyError as error:
 """
     done = run_failing(program, *failing_folder_locks())
     pulled, shared, made = done.stdout.splitlines()
-    assert "does not lock folders: Bad file descriptor" in made
+    assert made.startswith(f"{tmp_path} cannot be opened and locked: [Errno 9] Bad file descriptor")
     assert pulled == f"models_dir: {tmp_path} does not lock files (Bad file descriptor)"
     assert shared.startswith(f"{tmp_path}/kith.db-turn cannot be locked: Bad file descriptor Put the database")
