@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -201,7 +198,8 @@ def test_the_first_key_ends_anonymous_access(tmp_path: Path) -> None:
                 anonymous.create_key("first", scopes, galleries=galleries)
             assert (lacking.value.status, lacking.value.code) == (422, "invalid_request")
         assert list(anonymous.api_keys()) == []
-        token = kith_command("keys", "create", "--scope", "admin", cwd=tmp_path).stdout.strip()
+        local = {"KITH_DATA_DIR": str(tmp_path), "KITH_MASTER_KEY": TEXT}
+        token = CliRunner().invoke(app, ["keys", "create", "--scope", "admin"], env=local).stdout.strip()
         refused = httpx.get(f"{url}/v1/galleries")
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, 'Bearer realm="kith"')
         for headers in (
@@ -282,13 +280,7 @@ def test_keys_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert isinstance(absent, KithClientError) and "kith keys list" in absent.problem["remedy"]
 
 
-def kith_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "KITH_DATA_DIR": str(cwd), "KITH_MASTER_KEY": TEXT, "COLUMNS": "150"}
-    command = [sys.executable, "-m", "service.cli.main", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
-
-
-# Without keys, and too many requests
+# Without keys
 
 
 def test_web_pages_cannot_use_an_open_server(server: str) -> None:

@@ -60,14 +60,6 @@ def test_values_are_kept_exactly(rows: list[list[Any]]) -> None:
     assert list(read_rows(written(*rows), TABLE, len(rows))) == rows
 
 
-def test_many_encrypted_bytes_take_little_more_than_their_size() -> None:
-    secret = bytes(range(256)) * 8
-    rows = [[n, bytes(a ^ b for a, b in zip(secret, n.to_bytes(4) * 512, strict=True)), *ROW[2:]] for n in range(500)]
-    file = written(*rows)
-    assert list(read_rows(file, TABLE, 500)) == rows
-    assert file.getbuffer().nbytes < 1.1 * 500 * len(secret)
-
-
 JSON = [1, "00ff", "a", "{}", True, 0.5, 0]
 
 
