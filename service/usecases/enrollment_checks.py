@@ -50,7 +50,7 @@ async def embed_for(
 
     Raises:
         ImageError: the photo cannot be decoded.
-        RecogniserMismatchError: the gallery's recognizer is not served.
+        RecognizerMismatchError: the gallery's recognizer is not served.
     """
     keep: KeptCrops = gallery.settings.quality_gate if gallery.settings.keep_crops else "none"
     served = backend.recognizers.for_gallery(gallery)
