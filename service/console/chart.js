@@ -48,7 +48,7 @@ export function riskChart({ curve, stops }) {
       now <= domain[1] && now >= domain[0] && inUse(x(now), top, bottom),
       svg("path.guide", { d: `M${left} ${y(stop.fpir)}H${x(at)}V${bottom}` }),
       svg("circle.knob", { cx: x(at), cy: y(stop.fpir), r: 8 }),
-      label(oneIn(stop.fpir), x(at), y(stop.fpir), right),
+      label(oneIn(stop.fpir), x(at), y(stop.fpir), right, bottom),
     );
   }
 
@@ -85,10 +85,10 @@ const inUse = (at, top, bottom) => [
   svg("text.tick", { x: at, y: top - 7, "text-anchor": "middle" }, "in use"),
 ];
 
-/** A label beside the target, away from the falling curve: above on the right, or below on the left. */
-function label(text, x, y, right) {
-  const place = x < right - 120 ? { x: x + 18, y: y - 12 } : { x: x - 18, y: y + 28, "text-anchor": "end" };
-  return svg("text.told", place, text);
+/** A label beside the target, away from the falling curve: above on the right, or below on the left, in the chart. */
+function label(text, x, y, right, bottom) {
+  const low = { x: x - 18, y: Math.min(y + 46, bottom - 8), "text-anchor": "end" };
+  return svg("text.told", x < right - 120 ? { x: x + 18, y: y - 12 } : low, text);
 }
 
 const line = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");

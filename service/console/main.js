@@ -4,7 +4,7 @@ import { EVENTS, KEY, call, key, setKey } from "./api.js";
 import { ask, closeDialogs, dialog } from "./dialogs.js";
 import { fill, h, icon } from "./dom.js";
 import { clearDesk } from "./photo.js";
-import { read, storageName, write } from "./store.js";
+import { THEME, isDark, read, storageName, write } from "./store.js";
 import { field, ticked } from "./forms.js";
 import { button, heading, linkButton, notice, problemBox } from "./ui.js";
 import * as album from "./pages/album.js";
@@ -52,7 +52,6 @@ const PLACES = [
   ["/jobs", "Jobs", "jobs"],
   ["/health", "Health", "health"],
 ];
-const THEME = "kith-theme";
 const main = document.getElementById("main");
 let leaving = new AbortController();
 let refused = false; // the service needs a key
@@ -165,10 +164,9 @@ function askForKey(problem) {
 }
 
 function toggleTheme() {
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const { dataset } = document.documentElement;
-  dataset.theme = (dataset.theme ?? (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
-  write("localStorage", THEME, dataset.theme);
+  const theme = isDark() ? "light" : "dark";
+  document.documentElement.dataset.theme = theme;
+  write("localStorage", THEME, theme);
 }
 
 const theme = read("localStorage", THEME);
@@ -177,14 +175,9 @@ const place = ([path, name, picture]) =>
   h("a", { href: `#${path}`, dataset: { path } }, [icon(picture), h("span", name)]);
 fill(document.querySelector(".places"), PLACES.map(place));
 const quiet = { kind: "quiet" };
-const manage = linkButton("Settings", "#/settings/keys", {
-  ...quiet,
-  icon: "settings",
-  dataset: { path: "/settings" },
-});
 fill(
   document.querySelector(".rail-foot"),
-  manage,
+  linkButton("Settings", "#/settings/keys", { ...quiet, icon: "settings", dataset: { path: "/settings" } }),
   button("Your key", showKey, { ...quiet, icon: "key" }),
   button("Light or dark", toggleTheme, { ...quiet, icon: "sun" }),
   linkButton("API reference", "docs", { ...quiet, icon: "docs" }),

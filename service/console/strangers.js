@@ -28,7 +28,7 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
     return page;
   };
   const rows = (data) =>
-    table("Strangers", ["Stranger", "Visits", "First seen", "Last seen", "Actions"], data.map(row));
+    table("Strangers", ["Stranger", "Actions", "Visits", "Last seen", "First seen"], data.map(row));
   const nothing = h("p.card", "No strangers yet. Unknown faces of identified photos appear here.");
   const about = `Unknown people of identified photos, kept for ${counted(days, "day")} after they were last seen.`;
   const question = () => ["Forget all strangers?", ALL_GONE, "Forget all"];
@@ -46,14 +46,14 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
         keeps && pictures.once({ stranger: one.id }),
         h("code", { title: one.id }, words.strangerId(one)),
       ]),
-      whole(one.seen_count),
-      when(one.first_seen),
-      when(one.last_seen),
       h("div.row.tight", [
-        button("Name this person", () => promote(one), named("Name", one, "enroll")),
+        button("Name", () => promote(one), named("Name", one, "enroll")),
         button("Merge", () => merge(one), named("Merge", one, "move")),
         careful("Forget", sure, () => forget(own(one)), named("Forget", one, "trash")),
       ]),
+      whole(one.seen_count),
+      when(one.last_seen),
+      when(one.first_seen),
     ];
   }
 

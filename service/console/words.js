@@ -94,9 +94,6 @@ export function peopleToCompare({ outcome, subject, candidates = [], similarity,
   return outcome === "uncertain" ? candidates.slice(0, similarity >= threshold && !isElsewhere(reasons) ? 2 : 1) : [];
 }
 
-/** Whether a correction says that the face is not the most similar person. */
-const isKnownStranger = (reasons = []) => reasons.includes("known_stranger");
-
 /** Whether another face of the photo has the best candidate. */
 const isElsewhere = (reasons = []) => reasons.includes("same_person_elsewhere");
 
@@ -118,7 +115,7 @@ export function identity(result, gallery, subjects) {
       return say(`Perhaps ${first ? called(first) : "a known person"}`, NOT_ENOUGH, stranger, "A person should check.");
     case "unknown":
       if (reasons.includes("risk_out_of_reach")) return say("No match is possible", REASONS.risk_out_of_reach);
-      if (isKnownStranger(reasons))
+      if (reasons.includes("known_stranger"))
         return say(
           "A known stranger",
           first

@@ -61,6 +61,7 @@ export function render({ gallery, album: id }, signal) {
       done = error.status === 404;
       fill(body, done ? gone(gallery) : problemBox(error, () => look()));
       if (!done) throw error;
+      erase.remove();
       return false;
     }
   }, signal);

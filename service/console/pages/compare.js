@@ -68,7 +68,7 @@ function desk(known, params, signal) {
       if (!found) return;
       sides.forEach((one, i) => one.show(found["ab"[i]]));
       const said = words.pair(found, sides[0].called(), sides[1].called());
-      fill(answer, result(found, said));
+      fill(answer, result(found, said)).scrollIntoView({ block: "nearest" });
       live.textContent = `${said.title}. ${said.text}`;
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -86,9 +86,9 @@ function desk(known, params, signal) {
   addEventListener("paste", paste, { signal });
   return h("div.stack.wide", [
     each("div.pair-of-sides", sides, (one) => one.element),
-    h("div.choices", risks),
     live,
     answer,
+    h("div.choices", risks),
   ]);
 }
 
