@@ -1,4 +1,4 @@
-"""Chromium for browser tests: launch, page error collection and axe checks."""
+"""Chromium for browser tests: launch, and checks of a page by axe."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import axe_playwright_python
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MISSING: Final = (
     "no Chromium: as root, apt-get install chromium; elsewhere install Chromium or Chrome, and put it on the PATH or "
     "name it in KITH_BROWSER"
 )
-PATIENCE_MS: Final = 20_000
 AXE: Final = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-
-ANSWERS: Final = Path(__file__).with_name("answers.js").read_text(encoding="utf-8")
+RUN: Final = """axe.run({ rules: { "target-size": { enabled: true } } }).then(({ violations }) => {
+  const { scrollWidth, clientWidth } = document.documentElement;
+  const said = ({ impact, id, nodes }) => nodes.map((one) => `${impact} ${id}: ${one.target} ${one.failureSummary}`);
+  const found = violations.filter((one) => one.impact !== "minor").flatMap(said);
+  return scrollWidth > clientWidth ? [...found, `${scrollWidth - clientWidth} pixels wider than the window`] : found;
+})"""
 
 
 def executable() -> str | None:
@@ -54,54 +57,17 @@ def main() -> None:
         print(f"{path}: {browser.browser_type.name} {browser.version}")
 
 
-class Watched:
-    """Browser context that collects errors of all its pages, and the fields that answers lack."""
-
-    def __init__(self, context: BrowserContext) -> None:
-        self.context = context
-        self.wrong: list[str] = []
-        self.missing: list[str] = []
-        context.add_init_script(ANSWERS)
-        context.on("page", self._listen)
-        context.set_default_timeout(PATIENCE_MS)
-        expect.set_options(timeout=PATIENCE_MS)
-
-    def _listen(self, page: Page) -> None:
-        page.on("pageerror", lambda error: self.wrong.append(f"{page.url}: {error}"))
-        page.on("console", lambda message: self._heard(page, message.type, message.text))
-
-    def _heard(self, page: Page, kind: str, text: str) -> None:
-        if text.startswith("no field "):
-            self.missing.append(text.removeprefix("no field "))
-        # Chromium also logs each refused request, which the page reports itself.
-        if kind in ("error", "warning") and not text.startswith("Failed to load resource:"):
-            self.wrong.append(f"{page.url}: {kind}: {text}")
-
-
-def faults(page: Page, impacts: tuple[str, ...] = ("moderate", "serious", "critical")) -> list[str]:
-    """Return axe's findings of these impacts: rule, elements and explanation."""
+def faults(page: Page) -> list[str]:
+    """Return axe's findings, but minor ones, as rule, element and explanation, and whether the page is too wide."""
     # Injected through the debugger, because the page's content security policy blocks scripts.
     session = page.context.new_cdp_session(page)
     try:
         session.send("Runtime.evaluate", {"expression": AXE})
-        answer: dict[str, Any] = session.send(
-            "Runtime.evaluate",
-            {"expression": "axe.run({resultTypes: ['violations']})", "awaitPromise": True, "returnByValue": True},
-        )
+        run = {"expression": RUN, "awaitPromise": True, "returnByValue": True}
+        found: list[str] = session.send("Runtime.evaluate", run)["result"]["value"]
     finally:
         session.detach()
-    return [
-        f"{found['impact']} {found['id']}: {node['target']} {node['failureSummary']}"
-        for found in answer["result"]["value"]["violations"]
-        if found["impact"] in impacts
-        for node in found["nodes"]
-    ]
-
-
-def overflow(page: Page) -> int:
-    """Return by how many pixels the page is wider than its window."""
-    wider: int = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    return wider
+    return found
 
 
 if __name__ == "__main__":

@@ -13,45 +13,44 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from playwright.sync_api import Browser, JSHandle, Page, Route, ViewportSize, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, JSHandle, Page, Route, ViewportSize, expect
 
 from kith import Kith
-from service.app import create_app
 from service.server import embedded
 from service.settings import load_settings
 from tests.browser.answers import documented
-from tests.browser.chromium import MISSING, Watched, chromium, executable
+from tests.browser.chromium import MISSING, chromium, executable
 from tests.conftest import jpeg
 
 Pixels = NDArray[np.uint8]
+Photos = dict[str, Path]
+Opener = Callable[..., Page]
 KEY = "the-operator-s-key-of-more-than-enough-characters"
+LONG = "i" * 128
 DESK: ViewportSize = {"width": 1280, "height": 800}
 PHONE: ViewportSize = {"width": 390, "height": 844}
+PATIENCE_MS = 20_000
+ANSWERS = Path(__file__).with_name("answers.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
 def photos(
     tmp_path_factory: pytest.TempPathFactory, astronaut: Pixels, actor: Pixels, group: Pixels, nobody: Pixels
-) -> dict[str, Path]:
-    """Photo files by content: `ada` and `ada again`, `tom`, `party` (six people), `coffee`."""
+) -> Photos:
+    """Photo files by content: `ada` and `tom`, and both `again`, `party` (six people), `coffee`."""
     folder = tmp_path_factory.mktemp("photos")
     portrait = Image.fromarray(astronaut)
     shown = {
         "ada": portrait,
         "ada again": portrait.crop((40, 0, 460, 420)).rotate(4, Image.Resampling.BICUBIC),
         "tom": Image.fromarray(actor),
+        "tom again": Image.fromarray(actor).rotate(4, Image.Resampling.BICUBIC),
         "party": Image.fromarray(group),
         "coffee": Image.fromarray(nobody),
     }
     for name, image in shown.items():
         (folder / f"{name}.jpg").write_bytes(jpeg(image))
     return {name: folder / f"{name}.jpg" for name in shown}
-
-
-@pytest.fixture(scope="session")
-def document() -> dict[str, Any]:
-    """The OpenAPI document."""
-    return create_app(load_settings(log_level="ERROR")).openapi()
 
 
 @pytest.fixture(scope="session")
@@ -73,31 +72,39 @@ def browser(webcam: Path) -> Iterator[Browser]:
         yield opened
 
 
-Opener = Callable[..., Page]
-
-
 @pytest.fixture
-def visit(browser: Browser, document: dict[str, Any]) -> Iterator[Opener]:
-    """``visit(url, place, **options of Browser.new_context)``: open a page of the console with a fresh profile.
+def visit(browser: Browser, shared: str) -> Iterator[Opener]:
+    """``visit(place, url, **options of Browser.new_context)``: open a page of the console with a fresh profile.
 
     The test fails at its end if a page raised an exception, logged an error, violated the security policy, or read a
     field of an answer that the OpenAPI document lacks.
     """
-    opened: list[Watched] = []
+    opened, wrong, read = list[BrowserContext](), list[str](), set[str]()
 
-    def open_page(url: str, place: str = "", **options: object) -> Page:
-        watched = Watched(browser.new_context(**{"viewport": DESK, **options}))  # type: ignore[arg-type]
-        opened.append(watched)
-        page = watched.context.new_page()
+    def heard(message: ConsoleMessage) -> None:
+        if message.text.startswith("no field "):
+            read.add(message.text.removeprefix("no field "))
+        # Chromium also logs each refused request, which the page reports itself.
+        if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource:"):
+            wrong.append(message.text)
+
+    def open_page(place: str = "", url: str = shared, **options: Any) -> Page:
+        context = browser.new_context(**{"viewport": DESK, **options})
+        opened.append(context)
+        context.add_init_script(ANSWERS)
+        context.on("console", heard)
+        context.on("weberror", lambda error: wrong.append(str(error.error)))
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
         page.goto(f"{url}/console{place and '#'}{place}")
         return page
 
+    expect.set_options(timeout=PATIENCE_MS)
     yield open_page
-    for watched in opened:
-        watched.context.close()
-    assert [line for watched in opened for line in watched.wrong] == []
-    read = {line for watched in opened for line in watched.missing}
-    assert sorted(line for line in read if not documented(document, *line.split(" "))) == []
+    for context in opened:
+        context.close()
+    assert wrong == []
+    assert sorted(line for line in read if not documented(*line.split(" "))) == []
 
 
 @contextmanager
@@ -126,26 +133,14 @@ def kith(shared: str) -> Iterator[Kith]:
         yield client
 
 
-@pytest.fixture
-def service(shared: str, kith: Kith) -> str:
-    """Address of the shared service, without the galleries of earlier tests."""
-    return shared
-
-
 @pytest.fixture(scope="session")
-def populated(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Path]) -> Iterator[str]:
-    """Service with two galleries: `family` of three subjects, one person enrolled twice, and `empty`. Read-only."""
+def populated(tmp_path_factory: pytest.TempPathFactory, photos: Photos) -> Iterator[str]:
+    """Galleries `family` of three subjects, one person enrolled twice, `long`, and `empty`. Read-only."""
     with started(tmp_path_factory.mktemp("populated")) as (url, kith):
-        kith.create_gallery("empty")
-        populate(kith, "family", photos)
-        yield url
-
-
-@pytest.fixture(scope="session")
-def locked(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, Path]) -> Iterator[str]:
-    """Service that requires a key, with the galleries `staff`, which is empty, and `family` of three subjects."""
-    with started(tmp_path_factory.mktemp("locked"), api_key=KEY) as (url, kith):
-        kith.create_gallery("staff")
+        for name in ("empty", "long"):
+            kith.create_gallery(name)
+        kith.put_subject("long", LONG, name=LONG)
+        kith.enroll("long", LONG, photos["ada"])
         populate(kith, "family", photos)
         yield url
 
@@ -163,10 +158,9 @@ def give_key(page: Page, key: str = KEY, remember: bool = False) -> None:
     expect(dialog).to_have_count(0)
 
 
-def populate(kith: Kith, gallery: str, photos: dict[str, Path], **options: Any) -> None:
-    """Create a gallery, unless it exists, and enroll three people, one of them twice."""
-    if gallery not in kith.gallery_names():
-        kith.create_gallery(gallery, **options)
+def populate(kith: Kith, gallery: str, photos: Photos, **options: Any) -> None:
+    """Create a gallery, and enroll three people, one of them twice."""
+    kith.create_gallery(gallery, **options)
     people = (("ada", "Ada Lovelace", "ada"), ("countess", "The countess", "ada again"), ("tom", "Tom", "tom"))
     for subject, name, photo in people:
         kith.put_subject(gallery, subject, name=name, tags=["engine"], metadata={"room": 12})
@@ -182,24 +176,32 @@ def held_back(page: Page, pattern: str, method: str) -> list[Route]:
     return held
 
 
-def choose(page: Page, *files: Path, button: str = "Choose") -> None:
-    """Select files through the file button."""
-    with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name=button).first.click()
-    chooser.value.set_files(list(files))
+def caught(page: Page, held: list[Route]) -> Route:
+    """Return the first request that is held back, once it is there."""
+    for _ in range(PATIENCE_MS // 50):
+        if held:
+            return held[0]
+        page.wait_for_timeout(50)
+    pytest.fail("no request came")
 
 
-def transfer(page: Page, *files: Path) -> JSHandle:
-    """Return a DataTransfer with these files, as of a drop or a paste."""
-    held = [(file.name, base64.b64encode(file.read_bytes()).decode()) for file in files]
+def choose(page: Page, *files: Path) -> None:
+    page.locator("input[type=file]").first.set_input_files(list(files))
+
+
+def name_someone(page: Page, name: str) -> None:
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_role("button", name="Enroll", exact=True).click()
+
+
+def transfer(page: Page, photo: Path) -> JSHandle:
+    """Return a DataTransfer with this file, as of a drop or a paste."""
     return page.evaluate_handle(
-        """(held) => {
+        """([name, content]) => {
           const hand = new DataTransfer();
-          for (const [name, content] of held) {
-            const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
-            hand.items.add(new File([bytes], name, { type: "image/jpeg" }));
-          }
+          const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
+          hand.items.add(new File([bytes], name, { type: "image/jpeg" }));
           return hand;
         }""",
-        held,
+        [photo.name, base64.b64encode(photo.read_bytes()).decode()],
     )

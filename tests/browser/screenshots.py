@@ -15,7 +15,6 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -98,17 +97,18 @@ def populate(kith: Kith, folder: Path) -> None:
 
 
 def take(browser: Browser, url: str, name: str, folder: Path) -> None:
-    size, colors = PHONE if name == "phone" else DESK, "dark" if name == "dark" else "light"
-    context = browser.new_context(viewport=size, color_scheme=colors, reduced_motion="reduce")  # type: ignore[arg-type]
-    place, inputs, shown, act = SCENES[name]
+    size = PHONE if name == "phone" else DESK
+    context = browser.new_context(viewport=size, reduced_motion="reduce")
+    place, inputs, shown = SCENES[name]
     try:
         page = context.new_page()
+        page.emulate_media(color_scheme="dark" if name == "dark" else "light")
         page.goto(f"{url}/console")
         page.evaluate("localStorage.setItem('kith-gallery', 'crew')")
         go(page, place)
         for number, photos in reversed(list(enumerate(inputs))):  # an input goes when it has its photos
             page.locator("input[type=file]").nth(number).set_input_files([folder / f"{photo}.jpg" for photo in photos])
-        act(page)
+        act(page, name)
         expect(page.locator(shown).first).to_be_visible()
         expect(page.locator(".waiting, .spinner")).to_have_count(0)
         path = FOLDER / f"console-{name}.png"
@@ -119,43 +119,34 @@ def take(browser: Browser, url: str, name: str, folder: Path) -> None:
         context.close()
 
 
-def enroll(page: Page) -> None:
-    expect(page.get_by_text("photo of a face")).to_have_count(2)
-    page.get_by_label("Name", exact=True).fill("Joe Biden")
-    page.get_by_label("Tags").fill("invited")
+def act(page: Page, name: str) -> None:
+    if name == "enroll":
+        expect(page.get_by_text("photo of a face")).to_have_count(2)
+        page.get_by_label("Name", exact=True).fill("Joe Biden")
+        page.get_by_label("Tags").fill("invited")
+    elif name == "album":
+        page.get_by_role("link", name="Album of").click()
+    elif name == "risk":
+        page.get_by_role("slider").press("ArrowLeft")
 
 
-def show_risk(page: Page) -> None:
-    page.get_by_role("slider").press("ArrowLeft")
-
-
-def open_album(page: Page) -> None:
-    page.get_by_role("link", name="Album of").click()
-
-
-def look(_: Page) -> None:
-    pass
-
-
-IDENTIFIED: Final = ("/identify", [["reception"]], "h3:has-text('Eileen Collins')", look)
-COLLINS: Final = [["collins"], ["collins again"]]
-Scene = tuple[str, list[list[str]], str, Callable[[Page], None]]
-SCENES: Final[dict[str, Scene]] = {
+IDENTIFIED: Final = ("/identify", [["reception"]], "h3:has-text('Eileen Collins')")
+SCENES: Final[dict[str, tuple[str, list[list[str]], str]]] = {
     "identify": IDENTIFIED,
     "dark": IDENTIFIED,
     "phone": IDENTIFIED,
-    "enroll": ("/enroll?gallery=crew", [["biden", "biden again"]], "main", enroll),
-    "compare": ("/compare", COLLINS, "section.verdict h2", lambda page: page.mouse.wheel(0, 1000)),
-    "galleries": ("/galleries", [], ".gallery-card img.thumb", look),
-    "gallery": ("/galleries/guests", [], "tbody img.thumb", look),
-    "person": ("/galleries/guests/subjects/collins", [], "img.thumb", look),
-    "album": ("/galleries/crew/albums", [], ".album-face img.thumb", open_album),
-    "risk": ("/galleries/guests/risk", [], "text=Use this risk", show_risk),
-    "hygiene": ("/galleries/guests/hygiene", [], "article img.thumb", look),
-    "jobs": ("/jobs", [], "li.job", look),
-    "health": ("/health", [], "table", look),
+    "enroll": ("/enroll?gallery=crew", [["biden", "biden again"]], "main"),
+    "compare": ("/compare", [["collins"], ["collins again"]], "section.verdict h2"),
+    "galleries": ("/galleries", [], ".gallery-card img.thumb"),
+    "gallery": ("/galleries/guests", [], "tbody img.thumb"),
+    "person": ("/galleries/guests/subjects/collins", [], "img.thumb"),
+    "album": ("/galleries/crew/albums", [], ".album-face img.thumb"),
+    "risk": ("/galleries/guests/risk", [], "text=Use this risk"),
+    "hygiene": ("/galleries/guests/hygiene", [], "article img.thumb"),
+    "jobs": ("/jobs", [], "li.job"),
+    "health": ("/health", [], "table"),
 }
-"""Page, photos for each of its inputs, selector of what it shows then, and what to do before."""
+"""Page, photos for each of its inputs, and selector of what it shows then."""
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""API keys at the console, unsaved work, unknown addresses, and a service that does not answer."""
+"""API keys at the console, and unsaved work."""
 
 from __future__ import annotations
 
@@ -9,50 +9,67 @@ from playwright.sync_api import Page, Route, expect
 
 from kith import Kith
 from tests.browser.chromium import faults
-from tests.browser.conftest import KEY, Opener, choose, give_key, go, held_back, started
+from tests.browser.conftest import KEY, Opener, Photos, caught, choose, give_key, go, held_back, name_someone, started
 
-Photos = dict[str, Path]
 REFUSED = {"code": "unauthorized", "title": "No key", "detail": "A key is needed.", "remedy": ""}
 TOKEN = {"id": "a" * 12, "name": "door", "token": f"kith_{'a' * 12}_secret"}
 
 
-def test_a_key_is_asked_for_refused_taken_kept_remembered_and_forgotten(visit: Opener, locked: str) -> None:
-    page = visit(locked, "/galleries")
-    dialog, field = page.get_by_role("dialog", name="Your key"), page.get_by_label("Key", exact=True)
-    expect(dialog).to_be_visible()
-    expect(dialog.get_by_role("alert")).to_have_count(0)  # no error before the first attempt
-    assert faults(page) == []
-    field.fill("schlüssel 🔑")  # what no header can carry
-    dialog.get_by_role("button", name="Use this key").click()
-    expect(field).to_be_focused()
-    assert not field.evaluate("(one) => one.checkValidity()")
-    field.fill("a-wrong-one")
-    dialog.get_by_role("button", name="Use this key").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("does not accept this key")
-    with Kith(locked, KEY) as kith:
-        few = kith.create_key("door", ["identify"], galleries=["staff"]).token
-    give_key(page, few)
-    expect(page.get_by_role("alert")).to_contain_text("forbidden")
-    assert faults(page) == []
+def test_a_key_is_asked_for_kept_and_forgotten(visit: Opener, photos: Photos, tmp_path: Path) -> None:
+    """A key that can only enroll overwrites no one, whom it may not see."""
+    with started(tmp_path, api_key=KEY) as (url, kith):
+        page = visit("/galleries", url)
+        dialog, field = page.get_by_role("dialog", name="Your key"), page.get_by_label("Key", exact=True)
+        expect(dialog).to_be_visible()
+        expect(dialog.get_by_role("alert")).to_have_count(0)  # no error before the first attempt
+        assert faults(page) == []
+        field.fill("schlüssel 🔑")  # what no header can carry
+        dialog.get_by_role("button", name="Use this key").click()
+        expect(field).to_be_focused()
+        assert not field.evaluate("(one) => one.checkValidity()")
+        field.fill("a-wrong-one")
+        dialog.get_by_role("button", name="Use this key").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("does not accept this key")
+        give_key(page, kith.create_key("desk", ["enroll"]).token)
+        expect(page.get_by_role("alert")).to_contain_text("forbidden")
+        assert faults(page) == []
+        kith.create_gallery("desk")
+        kith.put_subject("desk", "ada", name="Ada Lovelace", tags=["vip"], metadata={"room": 12})
+        go(page, "/enroll")
+        page.get_by_label("Gallery").fill("desk")
+        page.get_by_label("Gallery").press("Tab")
+        choose(page, photos["ada"])
+        expect(page.get_by_text("Ready.")).to_be_visible()
+        name_someone(page, "Ada")
+        expect(page.get_by_role("alert").filter(has_text="There is a subject 'ada'")).to_be_visible()
+        ada = kith.subject("desk", "ada")
+        assert (ada.name, ada.tags, ada.metadata, ada.template_count) == ("Ada Lovelace", ["vip"], {"room": 12}, 0)
+        page.get_by_label("Id", exact=True).fill("ada-king")
+        page.get_by_role("button", name="Enroll", exact=True).click()
+        expect(page.get_by_role("heading", name="Ada is enrolled")).to_be_visible()
+        assert [(one.id, one.name) for one in kith.subjects("desk")] == [("ada", "Ada Lovelace"), ("ada-king", "Ada")]
 
-    page.get_by_role("button", name="Your key").click()
-    field.fill(f" {KEY} ")
-    page.keyboard.press("Enter")
-    expect(dialog).to_have_count(0)
-    page.reload()
-    expect(page.get_by_role("link", name="staff")).to_be_visible()
-    other = page.context.new_page()
-    other.goto(f"{locked}/console#/galleries")
-    give_key(other, KEY, remember=True)  # another tab does not know the key, unless it is remembered
-    page.get_by_role("button", name="Your key").click()
-    dialog.get_by_role("button", name="Forget the key").click()
-    expect(page.get_by_role("link", name="staff")).to_have_count(0)
-    expect(other.get_by_role("dialog", name="Your key")).to_be_visible()
+        page.get_by_role("button", name="Your key").click()
+        field.fill(f" {KEY} ")
+        page.keyboard.press("Enter")
+        expect(dialog).to_have_count(0)
+        go(page, "/galleries")
+        page.reload()
+        expect(page.get_by_role("link", name="desk")).to_be_visible()
+        other = page.context.new_page()
+        other.goto(f"{url}/console#/galleries")
+        give_key(other, KEY, remember=True)  # another tab does not know the key, unless it is remembered
+        page.get_by_role("button", name="Your key").click()
+        dialog.get_by_role("button", name="Forget the key").click()
+        expect(page.get_by_role("link", name="desk")).to_have_count(0)
+        expect(other.get_by_role("dialog", name="Your key")).to_be_visible()
 
 
-def test_an_open_service_needs_no_key_until_the_first_whose_tab_goes_on(visit: Opener, tmp_path: Path) -> None:
-    with started(tmp_path / "kith") as (service, _):
-        page = visit(service)
+def test_an_open_service_needs_no_key_until_the_first(visit: Opener, tmp_path: Path) -> None:
+    with started(tmp_path) as (service, kith):
+        kith.create_gallery("family")
+        kith.put_subject("family", "tom")
+        page = visit("", service)
         page.get_by_role("button", name="Your key").click()
         dialog = page.get_by_role("dialog", name="Your key")
         expect(dialog).to_contain_text("needs none")
@@ -60,56 +77,66 @@ def test_an_open_service_needs_no_key_until_the_first_whose_tab_goes_on(visit: O
         dialog.get_by_role("link", name="Manage keys").click()
         expect(dialog).to_have_count(0)
         expect(page.get_by_role("heading", name="No keys yet")).to_be_visible()
-        page.get_by_role("button", name="Create a key").click()
-        page.get_by_label("Owner").fill("operator")
-        page.get_by_role("button", name="Create", exact=True).click()
-        token = page.get_by_role("textbox", name="Token").input_value()
-        assert token.startswith("kith_")
-        page.get_by_role("button", name="Done").click()
+        for owner in ("operator", "door 3"):
+            page.get_by_role("button", name="Create a key").click()
+            page.get_by_label("Owner").fill(owner)
+            page.get_by_role("button", name="Create", exact=True).click()
+            token = page.get_by_role("textbox", name="Token").input_value()
+            assert token.startswith("kith_")
+            page.get_by_role("button", name="Done").click()
         expect(page.get_by_role("heading", name="operator (yours)")).to_be_visible()
-        with Kith(service, api_key=token) as kith:
-            assert [one.name for one in kith.api_keys()] == ["operator"]
-
-        page.get_by_role("button", name="Create a key").click()
-        page.get_by_label("Owner").fill("door 3")
-        page.get_by_role("button", name="Create", exact=True).click()
-        page.get_by_role("button", name="Done").click()
         page.get_by_role("listitem").filter(has_text="door 3").get_by_role("button", name="Revoke", exact=True).click()
         page.get_by_role("dialog").get_by_role("button", name="Revoke", exact=True).click()
         expect(page.get_by_role("heading", name="door 3")).to_have_count(0)
-        page.goto(f"{service}/console#/settings/audit")
-        revoked = page.get_by_role("row").filter(has_text="Key revoked")
+
+        go(page, "/settings/audit")
+        rows = page.get_by_role("table", name="Audit lines").locator("tbody").get_by_role("row")
+        revoked = rows.filter(has_text="Key revoked")
         expect(revoked.get_by_role("cell").nth(2)).to_have_text("operator")
-
-
-# Unsaved work
+        expect(revoked.get_by_role("cell").first).to_contain_text(re.compile(r"\d{4}.*\d:\d\d:\d\d.*[A-Z]"))
+        page.get_by_text("Filter", exact=True).click()
+        page.get_by_label("What").select_option("gallery_created")
+        expect(rows).to_contain_text(["Gallery created in “family”"])
+        page.get_by_label("What").select_option("")
+        page.get_by_label("In gallery").fill("family")
+        page.get_by_label("About the person").fill("tom")
+        page.get_by_label("About the person").press("Enter")
+        expect(rows).to_contain_text(["Person created or replaced in “family”"])
+        page.get_by_label("Until").fill("2020-01-31")
+        expect(page.get_by_role("heading", name="No matching lines")).to_be_visible()
 
 
 def refuse(route: Route) -> None:
     route.fulfill(status=401, json=REFUSED)
 
 
-def test_a_new_key_leaves_what_is_in_hand(visit: Opener, service: str, kith: Kith, photos: Photos) -> None:
+def test_a_new_key_leaves_what_is_in_hand(visit: Opener, kith: Kith, photos: Photos) -> None:
     kith.create_gallery("family")
-    page = visit(service, "/enroll?gallery=family")
+    page = visit("/enroll?gallery=family")
+    name = page.get_by_label("Name", exact=True)
     choose(page, photos["ada"])
     expect(page.get_by_text("good photo of a face")).to_be_visible()
-    page.get_by_label("Name", exact=True).fill("Ada")
     page.route(re.compile("/subjects/ada"), refuse)
-    page.get_by_role("button", name="Enroll", exact=True).click()
+    name_someone(page, "Ada")
     give_key(page, "another-one")
-    expect(page.get_by_label("Name", exact=True)).to_have_value("Ada")
+    expect(name).to_have_value("Ada")
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
-
     another_tab(page, "a-third-one")
-    expect(page.get_by_label("Name", exact=True)).to_have_value("Ada")
+    expect(name).to_have_value("Ada")
+
     page.unroute_all()
+    slow = held_back(page, "/subjects/ada/templates", "POST")
     page.get_by_role("button", name="Try again").click()
-    expect(page.get_by_role("heading", name="Ada is enrolled")).to_be_visible()
+    sent = caught(page, slow)
+    page.get_by_role("link", name="Health").click()
+    expect(page.get_by_role("heading", name="Health", level=1)).to_be_visible()
+    with page.expect_response(lambda answer: answer.request.method == "PATCH"):
+        sent.continue_()
+    assert kith.subject("family", "ada").name == "Ada"
 
 
 def test_what_was_refused_is_asked_for_again_and_the_rest_is_left(visit: Opener, populated: str) -> None:
-    page = visit(populated)
+    page = visit("", populated)
     page.route(re.compile("/subjects"), refuse)
     go(page, "/galleries/family")
     dialog = page.get_by_role("dialog", name="Your key")
@@ -140,7 +167,7 @@ def another_tab(page: Page, key: str | None) -> None:
 
 
 def test_two_presses_make_one_key_and_dialogs_go_with_the_key_that_opened_them(visit: Opener, populated: str) -> None:
-    page = visit(populated)
+    page = visit("", populated)
     made = held_back(page, "/v1/keys$", "POST")
     go(page, "/settings/keys")
     another_tab(page, "one")
@@ -164,59 +191,3 @@ def test_two_presses_make_one_key_and_dialogs_go_with_the_key_that_opened_them(v
     expect(token).to_be_visible()
     another_tab(page, None)
     expect(dialog).to_have_count(0)
-
-
-# Addresses, and a service that does not answer
-
-
-def test_an_address_that_names_no_page_leads_on(visit: Opener, populated: str) -> None:
-    page = visit(populated)
-    for address in ("/nowhere", "/galleries/%E0%A4", "/galleries/a/b/c/d/e"):
-        go(page, address)
-        expect(page.get_by_role("heading", name="Page not found")).to_be_visible()
-    page.reload()
-    page.get_by_role("link", name="Go to the start page").click()
-    expect(page.get_by_role("heading", level=1, name="Identify")).to_be_visible()
-    page.go_back()
-    expect(page.get_by_role("heading", name="Page not found")).to_be_visible()
-
-
-def test_a_service_that_is_gone_is_told_and_found_again(visit: Opener, tmp_path: Path) -> None:
-    with started(tmp_path / "kith") as (url, _):
-        page = visit(url)
-        expect(page.get_by_role("heading", level=1)).to_be_visible()
-    page.get_by_role("link", name="Galleries").click()
-    expect(page.get_by_role("alert")).to_contain_text("The service does not answer")
-    assert faults(page) == []
-    page.get_by_role("button", name="Try again").focus()
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("The service does not answer")
-    expect(page.locator(":focus")).to_have_count(1)
-
-
-def test_a_page_of_something_between_is_told_as_such(visit: Opener, populated: str) -> None:
-    page, status = visit(populated), 200
-    page.route("**/v1/galleries*", lambda route: route.fulfill(status=status, body="<h1>Sign in</h1>"))
-    go(page, "/galleries")
-    told = page.get_by_role("alert")
-    expect(told).to_contain_text("A proxy or firewall answered instead of the service (status 200).")
-    status = 502
-    told.get_by_role("button", name="Try again").click()
-    expect(told).to_contain_text("(status 502)")
-    page.unroute_all()
-    told.get_by_role("button", name="Try again").click()
-    expect(page.get_by_role("link", name="family", exact=True)).to_be_visible()
-
-
-def test_an_error_in_the_corner_goes_but_not_while_somebody_is_at_it(visit: Opener, populated: str) -> None:
-    page = visit(populated)
-    page.clock.install()
-    page.evaluate("import('/console/ui.js').then((ui) => ui.toast('Not so.', 'error'))")
-    toast = page.locator(".toast")
-    expect(toast).to_be_visible()
-    toast.get_by_role("button", name="Dismiss").focus()
-    page.clock.run_for(60_000)
-    expect(toast).to_be_visible()
-    page.get_by_role("link", name="Galleries").focus()
-    page.clock.run_for(21_000)
-    expect(toast).to_have_count(0)

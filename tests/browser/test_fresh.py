@@ -10,10 +10,10 @@ from playwright.sync_api import Page, Route, expect
 
 from kith import Kith
 from tests.browser.chromium import faults
-from tests.browser.conftest import Opener, choose, go, transfer
+from tests.browser.conftest import Opener, Photos, caught, go, held_back, started, transfer
 
-Photos = dict[str, Path]
 REFUSAL = {"code": "no_face", "title": "No face", "detail": "None was found.", "remedy": ""}
+ID, TIME = "1" * 32, "2026-01-01T00:00:00Z"
 
 
 def answers(page: Page, pattern: str, answer: dict[str, Any], status: int = 200) -> None:
@@ -21,17 +21,18 @@ def answers(page: Page, pattern: str, answer: dict[str, Any], status: int = 200)
     page.route(re.compile(pattern), lambda route: route.fulfill(status=status, json=answer))
 
 
-def jobs(**state: Any) -> dict[str, Any]:
-    about = {"id": "1" * 32, "kind": "enrollment", "gallery": "family", "updated_at": "2026-01-01T00:00:00Z"}
+def job(**state: Any) -> dict[str, Any]:
+    about = {"id": ID, "kind": "enrollment", "gallery": "family", "updated_at": TIME}
     rate = {"total_count": 100, "rate": 1, "remaining_s": 9, "canceling": False, "counts": {}, "problem": None}
-    now = {**about, **rate, "state": "running", "done_count": 3, "failed_count": 0, **state}
-    return {"data": [now], "next": None}
+    return {**about, **rate, "state": "running", "done_count": 3, "failed_count": 0, **state}
 
 
-def test_jobs_list_their_refused_items_in_pages_and_say_since_when_they_are_not_renewed(
-    visit: Opener, populated: str
-) -> None:
-    page = visit(populated)
+def jobs(**state: Any) -> dict[str, Any]:
+    return {"data": [job(**state)], "next": None}
+
+
+def test_jobs_list_their_refused_items_and_say_since_when_they_are_stale(visit: Opener, populated: str) -> None:
+    page = visit("", populated)
 
     def items(route: Route) -> None:
         is_first = "cursor=" not in route.request.url
@@ -65,28 +66,57 @@ def test_jobs_list_their_refused_items_in_pages_and_say_since_when_they_are_not_
     expect(note).to_have_count(0)
 
 
-def test_health_says_what_runs_and_a_lasting_problem_is_read_aloud_once(visit: Opener, populated: str) -> None:
-    page = visit(populated, "/health")
-    expect(page.get_by_text("is ready. All its dependencies work.")).to_be_visible()
-    expect(page.get_by_role("table", name="Queues")).to_contain_text("recognizer/kith-compact")
-    expect(page.get_by_role("table", name="Recognizers")).to_contain_text("recognition: ")
-    answers(page, "/readyz", {"code": "storage_unavailable", "title": "No", "detail": "The disk."}, 503)
-    page.get_by_role("button", name="Refresh").click()
-    alert = page.get_by_role("alert")
-    alert.evaluate("(one) => (one.same = true)")
-    with page.expect_response("**/v1/status"):
-        page.get_by_role("button", name="Refresh").click()
-    expect(page.get_by_role("button", name="Refresh")).not_to_have_attribute("aria-busy", "true")
-    assert alert.evaluate("(one) => one.same === true")
+def test_an_album_shows_its_progress_and_stays_deleted(visit: Opener, populated: str) -> None:
+    page = visit("", populated)
+    answers(page, "/v1/jobs/", job())
+    album = {"id": ID, "state": "grouping", "photo_count": 60, "face_count": 9, "expires_at": TIME}
+    answers(page, "/albums/", album)
+    go(page, f"/galleries/family/albums/{ID}")
+    expect(page.get_by_text("3 of 100 items")).to_be_visible()
+    assert faults(page) == []
+    looks, removals = held_back(page, "/albums/", "GET"), held_back(page, "/albums/", "DELETE")
+    late = caught(page, looks)
+    page.get_by_role("button", name="Delete the album").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+    caught(page, removals).fulfill(json={"receipt": {"id": ID, "at": TIME, "removed": {}}})
+    gone = page.get_by_role("heading", name="The album is deleted.")
+    expect(gone).to_be_visible()
+    late.fulfill(status=404, json=REFUSAL)
+    page.wait_for_timeout(500)
+    expect(gone).to_be_visible()
+    assert len(looks) == 1
 
 
-def test_somebody_is_found_whom_no_page_has_listed(visit: Opener, populated: str) -> None:
+def test_the_health_of_a_service_until_it_is_gone(visit: Opener, tmp_path: Path) -> None:
+    with started(tmp_path) as (url, _):
+        page = visit("/health", url)
+        alert, refresh = page.get_by_role("alert"), page.get_by_role("button", name="Refresh")
+        expect(page.get_by_text("is ready. All its dependencies work.")).to_be_visible()
+        expect(page.get_by_role("table", name="Queues")).to_contain_text("recognizer/kith-compact")
+        expect(page.get_by_role("table", name="Recognizers")).to_contain_text("recognition: ")
+        answers(page, "/readyz", {"code": "storage_unavailable", "title": "No", "detail": "The disk."}, 503)
+        refresh.click()
+        alert.evaluate("(one) => (one.same = true)")
+        with page.expect_response("**/v1/status"):
+            refresh.click()
+        expect(refresh).not_to_have_attribute("aria-busy", "true")
+        assert alert.evaluate("(one) => one.same === true")
+    page.get_by_role("link", name="Galleries").click()
+    expect(alert).to_contain_text("The service does not answer")
+    assert faults(page) == []
+    page.get_by_role("button", name="Try again").focus()
+    page.keyboard.press("Enter")
+    expect(alert).to_contain_text("The service does not answer")
+    expect(page.locator(":focus")).to_have_count(1)
+
+
+def test_somebody_is_found_whom_no_page_has_listed(visit: Opener, kith: Kith) -> None:
     """In the list of people, and where a person is chosen."""
-    with Kith(populated) as kith:
-        for number in range(120):
-            kith.put_subject("family", f"p{number:03}", name=f"Person {number}")
-        kith.put_subject("family", "zoe", name="Zoë Ångström", tags=["a,b"])
-    page = visit(populated, "/galleries/family")
+    kith.create_gallery("family")
+    for number in range(120):
+        kith.put_subject("family", f"p{number:03}", name=f"Person {number}")
+    kith.put_subject("family", "zoe", name="Zoë Ångström", tags=["a,b"])
+    page = visit("/galleries/family")
     rows = page.locator(".people tbody tr")
     expect(rows).to_have_count(100)
     page.get_by_label("Find").fill("angstrom ZOE")
@@ -103,41 +133,10 @@ def test_somebody_is_found_whom_no_page_has_listed(visit: Opener, populated: str
     expect(page.locator("datalist option[value='Zoë Ångström (zoe)']")).to_have_count(1)
 
 
-def test_the_audit_speaks_in_words_and_of_seconds(visit: Opener, populated: str) -> None:
-    page = visit(populated, "/settings/audit")
-    page.get_by_text("Filter", exact=True).click()
-    page.get_by_label("What").select_option("gallery_created")  # earlier tests searched
-    made = page.get_by_role("row").filter(has_text="Gallery created in “family”").first
-    expect(made.get_by_role("cell").first).to_contain_text(re.compile(r"\d{4}.*\d:\d\d:\d\d.*[A-Z]"))
-    page.get_by_label("What").select_option("")
-    page.get_by_label("In gallery").fill("family")
-    page.get_by_label("About the person").fill("tom")
-    page.get_by_label("About the person").press("Enter")
-    expect(page.get_by_role("row").filter(has_text="Enrollment in “family”").first).to_be_visible()
-    expect(page.get_by_role("row").filter(has_text="Gallery created")).to_have_count(0)
-    page.get_by_label("Until").fill("2020-01-31")
-    expect(page.get_by_role("heading", name="No matching lines")).to_be_visible()
-
-
-def test_who_removes_a_photo_is_at_the_next(visit: Opener, populated: str, photos: Photos) -> None:
-    page = visit(populated, "/enroll?gallery=empty")
-    choose(page, photos["ada"], photos["tom"])
-    remove = page.get_by_role("button", name="Remove", exact=True)
-    expect(page.get_by_text("good photo of a face")).to_have_count(2)
-    remove.first.focus()
-    page.keyboard.press("Enter")
-    expect(remove).to_have_count(1)
-    expect(remove).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("button", name="Choose photos")).to_be_focused()
-
-
-def test_two_photos_are_compared_and_one_with_somebody_by_their_gallery(
-    visit: Opener, service: str, kith: Kith, photos: Photos
-) -> None:
+def test_photos_and_people_are_compared(visit: Opener, kith: Kith, photos: Photos) -> None:
     kith.create_gallery("doors", risk={"fmr": 0.0001})
     kith.enroll("doors", "ada", photos["ada"])
-    page = visit(service, "/compare")
+    page = visit("/compare")
     strict = page.get_by_label("How strict")
     expect(strict).to_have_value("standard")
     first, second = (page.get_by_role("group", name=name) for name in ("First", "Second"))
@@ -145,7 +144,8 @@ def test_two_photos_are_compared_and_one_with_somebody_by_their_gallery(
         first.dispatch_event("drop", {"dataTransfer": transfer(page, photos[photo])})
         expect(first.get_by_role("img", name=f"{photo}.jpg")).to_be_visible()
     second.dispatch_event("drop", {"dataTransfer": transfer(page, photos["ada"])})
-    expect(page.get_by_role("heading", name="The same person")).to_be_visible()
+    answer = page.get_by_role("heading", name="The same person")
+    expect(answer).to_be_in_viewport(ratio=1)
     assert faults(page) == []
     second.get_by_label("An enrolled person").check()
     expect(strict.locator("option:checked")).to_have_text("Gallery setting: one pair of strangers in 10,000")
@@ -153,7 +153,7 @@ def test_two_photos_are_compared_and_one_with_somebody_by_their_gallery(
         second.get_by_label("Person", exact=True).fill("ada")
         page.keyboard.press("Tab")
     assert answered.value.json()["risk"]["fmr"] == 0.0001
-    expect(page.get_by_role("heading", name="The same person")).to_be_visible()
+    expect(answer).to_be_visible()
     strict.select_option("relaxed")  # the user's choice stays when the photos change
     for other in ("A photo", "An enrolled person"):
         second.get_by_label(other, exact=True).check()

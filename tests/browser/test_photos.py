@@ -11,8 +11,8 @@ from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
 from kith import Kith
-from tests.browser.chromium import faults, overflow
-from tests.browser.conftest import PHONE, Opener
+from tests.browser.chromium import faults
+from tests.browser.conftest import PHONE, Opener, Photos, choose, go, name_someone
 
 UPRIGHT_IS_TURNED_LEFT = 6
 """EXIF's orientation of a photo whose pixels must be turned to the right to stand upright."""
@@ -32,8 +32,8 @@ def cards(page: Page, number: int | str = "") -> Locator:
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "avif", "webp", "tiff", "heic"])
-def test_boxes_lie_on_the_upright_photo_or_on_a_drawing_of_it(
-    visit: Opener, populated: str, photos: dict[str, Path], tmp_path: Path, suffix: str
+def test_boxes_lie_on_the_upright_photo(
+    visit: Opener, populated: str, photos: Photos, tmp_path: Path, suffix: str
 ) -> None:
     with Image.open(photos["tom"]) as photo:
         upright = photo.crop((0, 0, photo.width, photo.height * 9 // 10))
@@ -46,8 +46,8 @@ def test_boxes_lie_on_the_upright_photo_or_on_a_drawing_of_it(
         heif.from_pillow(lying).save(path, exif=exif.tobytes())
     else:
         lying.save(path, exif=exif)
-    page = visit(populated, "/identify?gallery=family")
-    page.locator("input[type=file]").set_input_files(path)
+    page = visit("/identify?gallery=family", populated)
+    choose(page, path)
     expect(cards(page).get_by_role("heading")).to_have_text("Tom")
     picture = page.locator(".stage-frame").bounding_box()
     assert picture
@@ -57,7 +57,7 @@ def test_boxes_lie_on_the_upright_photo_or_on_a_drawing_of_it(
 
 
 @pytest.fixture
-def reunion(photos: dict[str, Path], tmp_path: Path) -> Path:
+def reunion(photos: Photos, tmp_path: Path) -> Path:
     """A photo of the party with Tom at its right edge."""
     with Image.open(photos["party"]) as party, Image.open(photos["tom"]) as tom:
         guest = tom.resize((tom.width * party.height // tom.height, party.height))
@@ -69,21 +69,13 @@ def reunion(photos: dict[str, Path], tmp_path: Path) -> Path:
     return path
 
 
-def test_on_a_phone_the_answer_is_on_the_first_screen_and_people_come_before_strangers(
-    visit: Opener, populated: str, photos: dict[str, Path], reunion: Path
-) -> None:
-    page = visit(
-        populated, "/identify?gallery=family", viewport=PHONE, has_touch=True, is_mobile=True, device_scale_factor=2
-    )
-    page.locator("input[type=file]").set_input_files(photos["party"])
+def test_the_first_screen_of_a_phone(visit: Opener, populated: str, photos: Photos, reunion: Path) -> None:
+    phone = {"viewport": PHONE, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+    page = visit("/identify?gallery=family", populated, **phone)
+    choose(page, photos["party"])
     expect(page.get_by_role("heading", name="6 faces")).to_be_visible()
-    small = [
-        f"{control.inner_text()!r}: {box['width']:.0f} x {box['height']:.0f}"
-        for control in page.get_by_role("button").all() + page.get_by_role("link").all()
-        if (box := control.bounding_box()) and min(box["width"], box["height"]) < 24
-    ]
-    assert small == []
-    page.locator("input[type=file]").set_input_files(reunion)
+    assert faults(page) == []
+    choose(page, reunion)
     expect(page.get_by_role("heading", name="7 faces")).to_be_visible()
     bar = page.get_by_role("navigation").first.bounding_box()
     for answer in (page.get_by_role("heading", level=2), page.locator(".face-name").last):
@@ -101,7 +93,6 @@ def test_on_a_phone_the_answer_is_on_the_first_screen_and_people_come_before_str
         assert box and box["height"] < 70
     lines.first.locator("summary").first.click()
     expect(lines.first.get_by_text("No person in")).to_be_visible()
-    assert overflow(page) == 0
     assert faults(page) == []
     page.locator(".options > summary").click()  # the question is still there
     expect(page.get_by_label("How strict")).to_be_visible()
@@ -109,12 +100,10 @@ def test_on_a_phone_the_answer_is_on_the_first_screen_and_people_come_before_str
     expect(page.get_by_role("link", name="family", exact=True)).to_be_visible()
 
 
-def test_of_several_faces_the_one_that_was_chosen_is_enrolled(
-    visit: Opener, service: str, kith: Kith, photos: dict[str, Path]
-) -> None:
+def test_of_several_faces_the_one_that_was_chosen_is_enrolled(visit: Opener, kith: Kith, photos: Photos) -> None:
     kith.create_gallery("friends")
-    page = visit(service, "/identify?gallery=friends")
-    page.locator("input[type=file]").set_input_files(photos["party"])
+    page = visit("/identify?gallery=friends")
+    choose(page, photos["party"])
     cards(page, 3).hover()
     expect(page.locator(".face-box.pointed")).to_have_count(1)
     expect(page.locator(".face-box").nth(2)).to_have_class(re.compile("pointed"))
@@ -122,36 +111,34 @@ def test_of_several_faces_the_one_that_was_chosen_is_enrolled(
     page.keyboard.press("Enter")
     expect(cards(page, 5)).to_be_focused()
     cards(page, 3).get_by_role("link", name="Enroll this face").click()
-    page.get_by_label("Name", exact=True).fill("Third")
-    page.get_by_role("button", name="Enroll", exact=True).click()
+    name_someone(page, "Third")
     page.get_by_text("Third is enrolled").wait_for()
     page.get_by_role("button", name="Enroll another person").click()
-    page.locator("input[type=file]").set_input_files(photos["party"])
+    choose(page, photos["party"])
     expect(page.get_by_role("heading", name="6 faces. Which one do you want to enroll?")).to_be_visible()
     expect(page.get_by_role("button", name="Enroll", exact=True)).to_be_disabled()
     assert faults(page) == []
     page.get_by_role("button", name="Choose face 4").click()
     expect(page.get_by_role("button", name="Another face")).to_be_focused()
-    page.get_by_label("Name", exact=True).fill("Fourth")
     page.evaluate(KEEP_SENT)
-    page.get_by_role("button", name="Enroll", exact=True).click()
+    name_someone(page, "Fourth")
     page.get_by_text("Fourth is enrolled").wait_for()
     sent = bytes(page.evaluate("sent.arrayBuffer().then((buffer) => Array.from(new Uint8Array(buffer)))"))
     assert len(kith.detect(sent).images[0].faces) == 1, "the others are painted over"
-    page.goto(f"{service}/console#/identify?gallery=friends")
-    page.locator("input[type=file]").set_input_files(photos["party"])
+    go(page, "/identify?gallery=friends")
+    choose(page, photos["party"])
     expect(cards(page)).to_have_count(6)
     expect(cards(page, 4).get_by_role("heading")).to_have_text("Fourth")
     expect(cards(page, 3).get_by_role("heading")).to_have_text("Third")
 
 
-def test_several_photos_are_searched_again_for_another_risk_and_are_there_after_an_enrollment(
-    visit: Opener, service: str, kith: Kith, photos: dict[str, Path]
+def test_several_photos_stay_for_another_risk_and_after_an_enrollment(
+    visit: Opener, kith: Kith, photos: Photos
 ) -> None:
     kith.create_gallery("family")
     kith.enroll("family", "tom", photos["tom"])
-    page = visit(service)
-    page.locator("input[type=file]").set_input_files([photos["tom"], photos["ada"]])
+    page = visit()
+    choose(page, photos["tom"], photos["ada"])
     spoken = page.get_by_role("status")
     expect(spoken.filter(has_text="tom.jpg. 1 face: 1 known. tom.")).to_have_count(1)
     with page.expect_request(lambda request: "strict" in request.url):
@@ -165,8 +152,7 @@ def test_several_photos_are_searched_again_for_another_risk_and_are_there_after_
     expect(chip).to_be_focused()
     page.get_by_role("link", name="Enroll this face").click()
     expect(page.get_by_text("good photo of a face")).to_be_visible()
-    page.get_by_label("Name", exact=True).fill("Ada")
-    page.get_by_role("button", name="Enroll", exact=True).click()
+    name_someone(page, "Ada")
     page.get_by_role("link", name="Try it: identify").click()
     expect(page.get_by_role("button", name=re.compile("Photo [12]"))).to_have_count(2)
     expect(cards(page, 1).get_by_role("link", name="Ada")).to_be_visible()
