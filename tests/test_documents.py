@@ -9,7 +9,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -191,9 +190,3 @@ def test_audited_events() -> None:
 
 def test_what_pulling_a_pack_may_end_in() -> None:
     assert set(PULL_REMEDIES) <= {row[0].strip("`") for row in rows("models.md")}
-
-
-def test_only_this_distribution_provides_its_import_names() -> None:
-    provided = packages_distributions()
-    for name in ("models", "service", "training"):
-        assert set(provided[name]) == {"kith-face"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from datetime import date
-from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,8 @@ FILES = {
     "dev": ["cpu", "postgres", "milvus", "mqtt", "training", "demo", "dev"],
 }
 """Extras of each file in requirements/."""
+OTHER_RUNTIMES = ({"onnxruntime-gpu", "faiss-gpu", "opencv-python"}, {"onnxruntime", "openvino", "faiss-cpu"})
+"""Packages that no file for the CPU, or for the GPU, has (docs/decisions.md, 2)."""
 WITHOUT_HASH = {"torch", "jinja2", "fsspec", "insightface"}
 """Packages without hashes: torch differs by machine and determines the next two; insightface is installed without its
 dependencies.
@@ -58,6 +59,7 @@ def test_the_lists_are_those_of_the_project() -> None:
     for name, extras in FILES.items():
         lines = locked(name)
         everywhere |= lines
+        assert not lines.keys() & OTHER_RUNTIMES["gpu" in name], "one would overwrite the other"
         assert all(hashes for _, hashes in lines.values())
         assert {package for package, (version, _) in lines.items() if pinned.get(package, version) != version} == set()
         for requirement in (one for extra in ("", *extras) for one in project()[extra]):
@@ -67,35 +69,7 @@ def test_the_lists_are_those_of_the_project() -> None:
     # Where Kith serves there is no torch, and jinja2 comes from the index like all else.
     assert pinned.keys() - everywhere.keys() == WITHOUT_HASH - {"jinja2"}
     assert {check.normal(one.name) for requirements in project().values() for one in requirements} <= pinned.keys()
-
-
-def test_no_extra_installs_a_second_runtime() -> None:
-    """onnxruntime and onnxruntime-gpu overwrite each other (docs/decisions.md, 2)."""
-    runtimes = {"onnxruntime", "onnxruntime-gpu", "openvino", "faiss-cpu", "faiss-gpu"}
-    others = {"insightface", "opencv-python", "torch"}
-    for name, expected in (
-        ("cpu", {"onnxruntime", "openvino", "faiss-cpu"}),
-        ("gpu-all", {"onnxruntime-gpu", "faiss-gpu"}),
-    ):
-        assert locked(name).keys() & (runtimes | others) == expected
-
-
-def test_every_dependency_is_locked() -> None:
-    """The list contains all transitive dependencies, as the packages declare them, except those of torch."""
-    waiting = [one for extra in ("", *FILES["dev"]) for one in project()[extra]]
-    seen: set[tuple[str, frozenset[str]]] = set()
-    while waiting:
-        one = waiting.pop()
-        package, extras = check.normal(one.name), frozenset(one.extras)
-        if (package, extras) not in seen and package != "torch":
-            seen.add((package, extras))
-            waiting += [
-                needed
-                for needed in map(Requirement, requires(package) or [])
-                if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *extras))
-            ]
-    assert len(seen) > 100
-    assert {package for package, _ in seen} <= locked("dev").keys() | constraints().keys()
+    assert check.installed().keys() <= locked("dev").keys() | pinned.keys(), "also what the packages need"
 
 
 def test_the_image_is_built_from_hashes_alone() -> None:
