@@ -7,8 +7,6 @@ timeout the server may have completed the call, so only repeatable calls are ret
 from __future__ import annotations
 
 import random
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import httpx2 as httpx
@@ -62,13 +60,5 @@ def backoff_s(attempt: int) -> float:
 
 
 def parse_retry_after_s(header: str | None) -> float:
-    """Parse Retry-After, in seconds or as a date (RFC 9110, 10.2.3). Return 0 for a missing or malformed header."""
-    if header is None:
-        return 0.0
-    if header.strip().isdecimal():
-        return float(header)
-    try:
-        at = parsedate_to_datetime(header)
-    except ValueError:
-        return 0.0
-    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    """Parse Retry-After in seconds, as Kith and proxies send it. Return 0 for a missing or another header."""
+    return float(header) if header is not None and header.strip().isdecimal() else 0.0

@@ -18,7 +18,7 @@ from tests.faults.servers import free_port
 from tests.local_http import Handler, served_by
 
 PREFIX = "/kith"
-START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 60
 HOP_BY_HOP = {"connection", "host", "keep-alive", "transfer-encoding"}
 NGINX = """
 daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
@@ -66,36 +66,46 @@ def nginx(upstream: str, folder: Path) -> Iterator[str]:
     port, file = free_port(), folder / "nginx.conf"
     locations = example.replace("http://127.0.0.1:8000/;", f"{upstream}/;")
     file.write_text(NGINX.format(folder=folder, port=port, locations=locations))
-    with _running("nginx", port, "-p", str(folder), "-c", str(file)) as url:
-        yield url
+    with _running("nginx", "-p", str(folder), "-c", str(file)):
+        yield _when_ready(f"http://127.0.0.1:{port}{PREFIX}")
 
 
 @contextmanager
 def haproxy(upstream: str, folder: Path) -> Iterator[str]:
     """Run HAProxy with docker/haproxy.cfg, whose two nodes are the same server."""
-    port, node = free_port(), upstream.removeprefix("http://")
-    variables = {"KITH_LISTEN": f"127.0.0.1:{port}", "KITH_NODE_1": node, "KITH_NODE_2": node}
-    file = str(ROOT / "docker" / "haproxy.cfg")
-    with _running("haproxy", port, "-db", "-f", file, KITH_PATH_PREFIX=PREFIX, **variables) as url:
-        yield url
+    with haproxy_of(upstream, upstream, KITH_PATH_PREFIX=PREFIX) as url:
+        yield _when_ready(f"{url}{PREFIX}")
 
 
 @contextmanager
-def _running(name: str, port: int, *arguments: str, **environment: str) -> Iterator[str]:
+def haproxy_of(*nodes: str, **environment: str) -> Iterator[str]:
+    """Run HAProxy with docker/haproxy.cfg in front of the URLs of two nodes, which may be away; yield its URL."""
+    port = free_port()
+    for number, node in enumerate(nodes, 1):
+        environment[f"KITH_NODE_{number}"] = node.removeprefix("http://")
+    file = str(ROOT / "docker" / "haproxy.cfg")
+    with _running("haproxy", "-db", "-f", file, KITH_LISTEN=f"127.0.0.1:{port}", **environment):
+        yield f"http://127.0.0.1:{port}"
+
+
+def _when_ready(url: str) -> str:
+    is_eventually(lambda: is_ready(url))
+    return url
+
+
+@contextmanager
+def _running(name: str, *arguments: str, **environment: str) -> Iterator[None]:
     program = shutil.which(name) or shutil.which(name, path="/usr/sbin")
     if program is None:
         pytest.skip(f"{name} is not installed (Debian: apt-get install {name})")
     process = subprocess.Popen(
         [program, *arguments], env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    url = f"http://127.0.0.1:{port}{PREFIX}"
     try:
-        is_eventually(lambda: is_ready(url) or process.poll() is not None)
-        assert process.poll() is None, f"{name} ended by itself"
-        yield url
+        yield
     finally:
         process.terminate()
-        process.wait(START_TIMEOUT_S)
+        process.wait(STOP_TIMEOUT_S)
 
 
 PROXIES: dict[str, Proxy] = {"python": python_proxy, "nginx": nginx, "haproxy": haproxy}

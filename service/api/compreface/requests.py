@@ -17,7 +17,6 @@ from service.api.compreface.similarity import to_probability
 from service.api.http.access import BackendDep
 from service.api.http.bodies import (
     TimeoutMs,
-    check_parameters,
     deadline,
     max_body_bytes,
     media_type,
@@ -94,7 +93,6 @@ async def _read_file(request: Request, backend: BackendDep, timeout_ms: TimeoutM
 
     Raises InvalidRequestError, image_too_large, unsupported_media_type.
     """
-    check_parameters(request)
     max_bytes = backend.settings.max_image_bytes
     set_body_limit(request, max_body_bytes(backend.settings, 1))
     with backend.metrics.stage("read"):

@@ -12,8 +12,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from fastapi import Depends, Header, Request
-from fastapi.dependencies.utils import request_params_to_args
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -42,8 +40,6 @@ MAX_FORM_FIELDS: Final = 16
 MAX_INLINE_PARSE_BYTES: Final = 65_536
 """Larger JSON is parsed in a worker thread."""
 TimeoutMs = Annotated[int | None, Header(alias="X-Request-Timeout-Ms", gt=0, include_in_schema=False)]
-DISCONNECT_WATCH_DELAY_S: Final = 0.25
-"""Delay before the watch for disconnects starts. Most requests end sooner."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -294,7 +290,6 @@ class BodyOf:
         self, request: Request, backend: BackendDep, timeout_ms: TimeoutMs = None
     ) -> AsyncIterator[Any]:
         """Yield the body. The time of the request counts from then on. Raises as :func:`read_photos`."""
-        check_parameters(request)
         dimension = backend.recognizers.largest_dimension
         with backend.metrics.stage("read"):
             body = await read_photos(request, self.model, backend.settings, dimension)
@@ -335,7 +330,6 @@ async def deadline(request: Request, timeout_ms: int | None, max_s: float) -> As
 
 
 async def _watch(request: Request, current: Deadline) -> None:
-    await asyncio.sleep(DISCONNECT_WATCH_DELAY_S)
     while (await request.receive())["type"] != "http.disconnect":
         pass
     current.disconnect()
@@ -376,15 +370,6 @@ def content_coding(headers: Headers, accepted: tuple[str, ...] = ()) -> str | No
             headers={"Accept-Encoding": supported},  # RFC 9110, 15.5.16
         )
     return codings[0]
-
-
-def check_parameters(request: Request) -> None:
-    """Check the parameters of a handler, which FastAPI would do after its body. Raises RequestValidationError."""
-    dependant = request.scope["route"].dependant
-    _, in_path = request_params_to_args(dependant.path_params, request.path_params)
-    _, in_query = request_params_to_args(dependant.query_params, request.query_params)
-    if errors := in_path + in_query:
-        raise RequestValidationError(errors)
 
 
 def media_type(request: Request) -> str:

@@ -46,7 +46,7 @@ class EnrollmentReport:
         ignored: number of files that are not photos, hidden ones included.
         photos: one row of REPORT_COLUMNS and ``remedy`` per file that is not hidden; ``status`` is "done", "refused" or
             "ignored".
-        people: ids of everyone with a photo in the source; True if one of the photos is enrolled.
+        people: ids of those with a refused photo.
         without_photo: ids of those who have no template in the gallery.
     """
 
@@ -56,7 +56,7 @@ class EnrollmentReport:
     interrupted: bool = False
     jobs: list[str] = field(default_factory=list)
     photos: list[dict[str, str]] = field(default_factory=list)
-    people: dict[str, bool] = field(default_factory=dict)
+    people: set[str] = field(default_factory=set)
     without_photo: list[str] = field(default_factory=list)
 
     def rows(self, status: str) -> list[dict[str, str]]:
@@ -220,9 +220,8 @@ class _BulkEnrollment:
         self._done += job.done_count
         for item in self._kith.job_items(job.id):
             name = self._folder + item.item
-            if item.subject is not None and item.outcome != IGNORED:
-                enrolled = item.outcome in (ENROLLED, ALREADY_ENROLLED)
-                report.people[item.subject] = report.people.get(item.subject, False) or enrolled
+            if item.subject is not None and item.outcome not in (ENROLLED, ALREADY_ENROLLED, IGNORED):
+                report.people.add(item.subject)
             if item.item in unreadable:
                 report.add(name, "refused", unreadable[item.item], **UNREADABLE)
             elif item.problem is not None:
@@ -268,12 +267,12 @@ def create_if_missing(kith: Kith, name: str) -> str:
         return f"Created gallery {name}.{misses_text(kith, kith.create_gallery(name).risk)}"
 
 
-def _without_photo(kith: Kith, gallery: str, people: Mapping[str, bool]) -> list[str]:
+def _without_photo(kith: Kith, gallery: str, people: Iterable[str]) -> list[str]:
     """Return who has no template in the gallery, as far as the server answers: the report is printed in any case."""
     from kith import KithClientError
 
     missing = []
-    for person in sorted(person for person, enrolled in people.items() if not enrolled):
+    for person in sorted(people):
         try:
             if kith.subject(gallery, person).template_count == 0:
                 missing.append(person)

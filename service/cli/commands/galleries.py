@@ -200,19 +200,16 @@ def export_gallery(
     _check_suffix(file)
     with connect(server) as kith:
         gallery = kith.gallery(name)
-        lines = 1 + gallery.template_count
         with (
             atomic_write(file) as plain,
             progress_bar(DownloadColumn(), TransferSpeedColumn(), transient=True) as progress,
         ):
             packed = gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1) if file.suffix == ".gz" else None
-            task, received, seen = progress.add_task("receiving", total=None), 0, 0
+            task = progress.add_task("receiving", total=None)
             with packed or nullcontext(plain) as target:
                 for chunk in kith.export_gallery(name, embeddings=embeddings, crops=crops):
                     target.write(chunk)
-                    received, seen = received + len(chunk), seen + chunk.count(b"\n")
-                    total = max(received, received * lines // seen) if seen else None
-                    progress.update(task, completed=received, total=total)
+                    progress.advance(task, len(chunk))
     size = file.stat().st_size
     document = {
         "file": str(file),

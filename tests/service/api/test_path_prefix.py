@@ -1,13 +1,12 @@
-"""Kith below a path prefix, through real reverse proxies: pages, redirects, clients, command line, CompreFace's SDK."""
+"""Kith below a path prefix, through real reverse proxies: clients and command line (pages: tests/browser)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 import httpx2 as httpx
 import numpy as np
@@ -18,11 +17,10 @@ from kith import AsyncKith, Kith
 from tests.commands import run_kith
 from tests.conftest import jpeg
 from tests.refusals import check
-from tests.reverse_proxies import PREFIX, PROXIES
+from tests.reverse_proxies import PROXIES
 from tests.service.api.conftest import KEY, Guarded
 
 ODD_IDS = ["Zoë 李", "50% off", "a+b=c&d", "what?#1", "semi;colon, comma", "%2e%2e", "%41"]
-LINKS = re.compile(r"""(?:src|href)="([^"#]+)|\bfrom "([^"]+)"|\bimport "([^"]+)\"""")
 
 
 @pytest.fixture(scope="module", params=PROXIES)
@@ -32,34 +30,6 @@ def prefixed(
     """URL of the service below the prefix, without a last slash."""
     with PROXIES[request.param](guarded.url, tmp_path_factory.mktemp("proxy")) as url:
         yield url
-
-
-def load(client: httpx.Client, url: str, loaded: set[str]) -> None:
-    """Load a page or module, and everything that it loads or links to."""
-    if url in loaded:
-        return
-    answer = client.get(url)
-    assert answer.status_code == 200, url
-    loaded.add(url)
-    if answer.headers["content-type"].startswith(("text/html", "text/javascript")) and "swagger" not in url:
-        for found in LINKS.findall(answer.text):
-            load(client, urljoin(str(answer.url), "".join(found)), loaded)
-
-
-def test_every_file_of_the_console_and_the_reference_loads(prefixed: str) -> None:
-    loaded: set[str] = set()
-    with httpx.Client(headers={"X-API-Key": KEY}, follow_redirects=True) as client:
-        for page in ("/", "/console", "/console/", "/console/index.html", "/docs"):
-            load(client, prefixed + page, loaded)
-    assert {urlsplit(url).path.removeprefix(PREFIX) for url in loaded} >= {
-        "/console/main.js",
-        "/console/style.css",
-        "/console/icon.svg",
-        "/console/pages/subject.js",
-        "/console/reference.js",
-        "/docs/swagger-ui.css",
-        "/docs/swagger-ui-bundle.js",
-    }
 
 
 def test_a_session(prefixed: str, tmp_path: Path, astronaut: NDArray[np.uint8]) -> None:

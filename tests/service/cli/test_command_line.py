@@ -291,16 +291,6 @@ def test_a_closed_pipe_ends_without_a_message(run: Program) -> None:
     assert (process.communicate(timeout=60)[1], process.returncode) == ("", 141)
 
 
-def test_completion_proposes_commands_options_and_choices(run: Program) -> None:
-    for line, proposed in (
-        ("kith gallery exp", "export"),
-        ("kith identify --f", "--fpir"),
-        ("kith jobs list --state fa", "failed"),
-    ):
-        run.environment |= {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
-        assert proposed in run(_KITH_COMPLETE="complete_bash").split()
-
-
 def test_ctrl_c_during_the_imports_prints_nothing() -> None:
     interrupted = """
 import os, signal, sys

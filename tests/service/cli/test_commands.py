@@ -77,8 +77,9 @@ def test_gallery_update_changes_only_the_given_settings(run: Program, kith: Kith
 def test_ctrl_c_cancels_the_enrollment_of_an_archive(
     run: Program, kith: Kith, gallery: str, photos: dict[str, Path]
 ) -> None:
-    photo = photos["tom"].read_bytes()
-    (run.folder / "people.zip").write_bytes(as_zip({f"tom/{n:03}.jpg": photo + n.to_bytes(4) for n in range(300)}))
+    photo, refused = photos["tom"].read_bytes(), {"anna/1.jpg": photos["coffee"].read_bytes()}
+    people = refused | {f"tom/{n:03}.jpg": photo + n.to_bytes(4) for n in range(300)}
+    (run.folder / "people.zip").write_bytes(as_zip(people))
     process = run.start("enroll", "people.zip", "-g", gallery, "--json", "--report", "report.ndjson")
     while not any(job.done_count for job in kith.jobs(gallery)):
         assert process.poll() is None
@@ -87,10 +88,11 @@ def test_ctrl_c_cancels_the_enrollment_of_an_archive(
     assert (process.returncode, "Traceback" in errors) == (130, False)
     report = json.loads(output)
     assert report["interrupted"]
+    assert report["without_photo"] == [], "other photos of hers may not have been tried yet"
     assert kith.gallery(gallery).template_count == report["enrolled_count"] < 300
     assert [job.state for job in kith.jobs(gallery)] == ["canceled"]
     lines = (run.folder / "report.ndjson").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["status"] for line in lines] == ["done"] * report["enrolled_count"]
+    assert [json.loads(line)["status"] for line in lines] == ["refused", *["done"] * report["enrolled_count"]]
 
 
 def test_a_missing_or_wrong_master_key_is_reported_before_serving(local: Program) -> None:

@@ -211,9 +211,9 @@ REFUSED: list[tuple[str, dict[str, Any], int, int, str]] = [
     ("POST recognize", {"content": gzip.compress(b'{"file": ""}'), "headers": GZIP}, 415, 0, "unsupported_encoding"),
     ("GET nothing", {}, 404, 0, ""),
     *(
-        (f"{request}{text}", {}, 400, 26, "U+FFFD")
+        (f"{request}{text}", options, 400, 26, "U+FFFD")
         for text in ("Ren%E9", "a%ED%A0%80", "a%C0%AE", "Ren%C3")
-        for request in ("DELETE subjects/", "POST faces?subject=")
+        for request, options in (("DELETE subjects/", {}), ("POST faces?subject=", {"photo": "nobody"}))
     ),
 ]
 

@@ -7,8 +7,9 @@ import base64
 import gzip
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import httpx2 as httpx
 import numpy as np
@@ -16,12 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from pydantic import AfterValidator, create_model
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from kith import Kith
 from kith.wire.photos import Photos
-from service.api.http.bodies import content_coding, read_form
+from service.api.http.bodies import content_coding, read_form, read_json
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -130,14 +132,29 @@ def test_files_of_a_form_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None
     sizes = [0, 100_000, 5_000_000]
     head = b'--b\r\nContent-Disposition: form-data; name="images"; filename="p"\r\n\r\n'
     form = b"".join(head + b"x" * size + b"\r\n" for size in sizes) + b"--b--\r\n"
-    pieces = [form[start : start + 65_536] for start in range(0, len(form), 65_536)]
+    parts = asyncio.run(read_form(request(form, b"multipart/form-data; boundary=b"), 4))
+    assert [(name, len(part)) for name, part in parts] == [("images", size) for size in sizes]
+
+
+def request(body: bytes, kind: bytes) -> Request:
+    """Return a request whose body arrives in pieces."""
+    pieces = list(_chunks(body, 65_536))
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
-    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"multipart/form-data; boundary=b")]}
-    parts = asyncio.run(read_form(Request(scope, receive), 4))
-    assert [(name, len(part)) for name, part in parts] == [("images", size) for size in sizes]
+    return Request({"type": "http", "method": "POST", "headers": [(b"content-type", kind)]}, receive)
+
+
+def test_a_large_document_is_parsed_beside_the_event_loop() -> None:
+    parsed_in: list[threading.Thread] = []
+
+    def note(_text: str) -> None:
+        parsed_in.append(threading.current_thread())
+
+    model = create_model("Noting", text=Annotated[str, AfterValidator(note)])
+    asyncio.run(read_json(request(b'{"text": "%s"}' % (b"x" * 100_000), b"application/json"), model))
+    assert len(parsed_in) == 1 and parsed_in != [threading.main_thread()]
 
 
 def _chunks(body: bytes, size: int = 10_000) -> Iterator[bytes]:
