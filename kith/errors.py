@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,11 +11,6 @@ UNKNOWN_CODE: Final = "unknown"
 UNKNOWN_REMEDY: Final = "This does not look like Kith. Check the address and any proxy."
 MAYBE_DONE_REMEDY: Final = "The server may have completed the request. Check before you repeat it."
 UNREACHABLE_REMEDY: Final = "Check that the server runs and that the address begins with http:// or https://."
-
-FIELD_PREFIX: Final = re.compile(r"(^|; )(?:body|path|query)\.")
-ARGUMENTS: Final = {"images": "photos", "tag": "tags", "state": "states", "template_count": "templates"}
-"""Arguments of the client's methods that have another name than the field of the request."""
-FIELD: Final = re.compile(rf"(^|; )({'|'.join(ARGUMENTS)})\b(?=[.\[:])")
 
 
 class KithClientError(Exception):
@@ -34,7 +28,7 @@ class KithClientError(Exception):
         self.maybe_done = maybe_done
         self.code = str(problem.get("code", UNKNOWN_CODE))
         self.problem = dict(problem)
-        texts = (_detail_for(self.code, problem), problem.get("remedy"))
+        texts = (problem.get("detail"), problem.get("remedy"))
         sentences = [str(text).rstrip(".") + "." for text in texts if text]
         super().__init__(f"{self.code}: {' '.join(sentences)}")
 
@@ -47,14 +41,6 @@ class KithUnreachableError(KithClientError):
         detail = f"no response from {str(server).rstrip('/')} ({str(cause) or type(cause).__name__})"
         remedy = MAYBE_DONE_REMEDY if maybe_done else UNREACHABLE_REMEDY
         super().__init__(0, {"code": "unreachable", "detail": detail, "remedy": remedy}, maybe_done)
-
-
-def _detail_for(code: str, problem: Mapping[str, Any]) -> object:
-    """Return the detail with the names of the client's arguments, not with their places in the request."""
-    if code != "invalid_request" or not problem.get("detail"):
-        return problem.get("detail")
-    detail = FIELD_PREFIX.sub(r"\1", str(problem["detail"]))
-    return FIELD.sub(lambda found: found[1] + ARGUMENTS[found[2]], detail)
 
 
 def local_error(code: str, detail: str, remedy: str) -> KithClientError:

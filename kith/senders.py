@@ -49,8 +49,6 @@ class Connection:
         attempts: int = 4,
         connections: int = 32,
     ) -> None:
-        if attempts < 1:
-            raise ValueError("attempts must be at least 1: it counts the first attempt")
         self._attempts = attempts
         # Waiting for a free connection of the pool has no timeout, because the server is not at fault.
         self._timeout = httpx.Timeout(timeout_s, pool=None)

@@ -131,19 +131,6 @@ def test_address_and_key_are_read_from_the_environment(
     assert [headers.get("Authorization") for _, _, headers, _ in script.asked] == [sent]
 
 
-@pytest.mark.parametrize(
-    ("detail", "said"),
-    [
-        ("body.top_k: too small; query.tag.0: too long", "top_k: too small; tags.0: too long"),
-        ("body.images: List should have", "photos: List should have"),
-    ],
-)
-def test_a_refusal_speaks_of_the_arguments_of_the_client(detail: str, said: str) -> None:
-    error = KithClientError(422, {"code": "invalid_request", "detail": detail, "remedy": "Send the field."})
-    assert said in str(error)
-    assert error.problem["detail"] == detail
-
-
 @WITH_BOTH
 def test_a_list_is_read_to_its_last_page(kind: Kind) -> None:
     item = '{"item": "%s", "outcome": "enrolled", "subject": null, "problem": null, "at": "2026-01-31T12:00:00Z"}'
