@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 from rich.table import Table
@@ -19,18 +19,6 @@ from service.core.atomic_files import atomic_write
 
 if TYPE_CHECKING:
     from kith.options import Risk
-
-MIN_RISK: Final = 1e-12
-MAX_RISK: Final = 1 - 1e-12
-
-
-def check_shares(value: Any, param: typer.CallbackParam) -> Any:
-    """Raises typer.BadParameter: a number, or one of several, is not a share. NaN is none."""
-    shares = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(MIN_RISK <= share <= MAX_RISK for share in shares):
-        name = str(param.name).upper()
-        raise typer.BadParameter(f"{name} is a share between 0 and 1, for example 0.001.", param_hint=f"--{param.name}")
-    return value
 
 
 def check_file(path: Path | None, option: str, *suffixes: str) -> None:
@@ -126,11 +114,11 @@ class RiskOptions:
 
     fpir: Annotated[
         float | None,
-        typer.Option(callback=check_shares, help="Accepted share of searches that name a stranger, such as 0.001."),
+        typer.Option(min=0, max=1, help="Accepted share of searches that name a stranger, such as 0.001."),
     ] = None
     fmr: Annotated[
         float | None,
-        typer.Option(callback=check_shares, help="Accepted share of comparisons that match two people, such as 0.001."),
+        typer.Option(min=0, max=1, help="Accepted share of comparisons that match two people, such as 0.001."),
     ] = None
     threshold: Annotated[
         float | None, typer.Option(min=-1.0, max=1.0, help="Similarity threshold instead of a risk, such as 0.4.")

@@ -13,20 +13,11 @@ from service.api.compreface.similarity import level_of, level_of_candidate, to_c
 from service.domain.gallery import Gallery, Template
 from service.inference.photo_pipeline import Face
 from service.usecases.documents import Document
+from service.usecases.identify import EVENT_FIELDS
 
 UNKNOWN_SUBJECT: Final = {"subject": "unknown", "similarity": 0.0}
 """Stands for candidates that the key may not see. Clients read the first subject without checking that there is one."""
-DECISION_FIELDS: Final = (
-    "outcome",
-    "subject",
-    "similarity",
-    "threshold",
-    "review_threshold",
-    "false_alarm_probability",
-    "probability_is_bound",
-    "risk",
-    "reasons",
-)
+DECISION_FIELDS: Final = tuple(name for name in EVENT_FIELDS if name != "name")
 
 
 def face_fields(face: Face, options: FaceOptions) -> Document:

@@ -13,7 +13,7 @@ from service.cli.calls import add_call
 from service.cli.commands.enroll import ProgressStream, create_if_missing
 from service.cli.commands.jobs import show_until_done
 from service.cli.connection import connect
-from service.cli.options import CheckOptions, CommandGroup, DetailOption, GalleryOption, ServerOptions, check_shares
+from service.cli.options import CheckOptions, CommandGroup, DetailOption, GalleryOption, ServerOptions
 from service.cli.terminal import (
     EXIT_INTERRUPTED,
     UNREADABLE,
@@ -48,7 +48,8 @@ def create(
     risk: Annotated[
         float | None,
         typer.Option(
-            callback=check_shares,
+            min=0,
+            max=1,
             help="Accepted share of pairs of faces in one group that are two people. Default: 0.01.",
         ),
     ] = None,

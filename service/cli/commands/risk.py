@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from service.cli.options import check_shares
 from service.cli.terminal import make_table, print_line, print_table
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 TARGETS: Final = Annotated[
     list[float] | None,
-    typer.Option(callback=check_shares, help="FPIR target; repeatable. Default: 0.1 to 0.0001."),
+    typer.Option(min=0, max=1, help="FPIR target; repeatable. Default: 0.1 to 0.0001."),
 ]
 WARNINGS: Final = {
     "photos_of_one_sitting": "The photos of most subjects look like one sitting's: FNIR holds for photos like those. "

@@ -35,13 +35,11 @@ from kith.wire.fields import TIMESTAMP, rfc3339
 from kith.wire.identification import IdentifyOut
 from kith.wire.subjects import EnrollOut
 from kith.wire.verification import VerifyOut
-from models.vision.recognition import Recognizer
 from service.api.http.problems import MEDIA_TYPE, PATTERN_MESSAGES
 from service.app import create_app
 from service.core.errors import all_errors
 from service.server import embedded
 from service.settings import Settings, load_settings
-from service.usecases import documents as responses
 from tests.conftest import jpeg
 
 KEY = "operator" * 4
@@ -247,13 +245,3 @@ def test_each_document_fits_its_model(
         sent: dict[str, Any] = {"files": sides, "data": {"request": orjson.dumps(options).decode()}}
         verified = fits(VerifyOut, httpx.post(f"{server}/v1/verify", **sent))
         assert ("similarity" in verified) == (verified["outcome"] == "same")
-
-
-def test_an_encoded_embedding_decodes_to_the_same_float32(
-    kith: Kith, recognizer: Recognizer, rng: np.random.Generator
-) -> None:
-    """The encoding uses fewer digits than a double has."""
-    vector = rng.normal(size=recognizer.dimension).astype(np.float32)
-    written = responses.encode_json({"embedding": vector})
-    assert np.array_equal(np.array(orjson.loads(written)["embedding"], np.float32), vector)
-    assert len(written) < len(orjson.dumps({"embedding": [float(v) for v in vector]}))

@@ -178,14 +178,10 @@ def test_without_a_calibration_thresholds_work_and_risks_are_refused(
 
 
 def test_if_none_match_does_not_change_an_existing_subject(kith: Kith, gallery: str, actor: Photo) -> None:
-    assert kith.put_subject(gallery, "ada", name="Ada", tags=["vip"], only_new=True).name == "Ada"
-    exists = (412, "subject_exists")
-    assert refusal(kith.put_subject, gallery, "ada", only_new=True) == exists
-    assert refusal(kith.enroll, gallery, "ada", jpeg(actor), only_new=True) == exists
-    ada = kith.subject(gallery, "ada")
-    assert (ada.name, ada.tags, ada.template_count) == ("Ada", ["vip"], 0)
-    kith.delete_subject(gallery, "ada")
-    assert kith.enroll(gallery, "ada", jpeg(actor), only_new=True).enrolled_count == 1
+    assert kith.put_subject(gallery, "ada", name="Ada", only_new=True).name == "Ada"
+    for change, *photos in ((kith.put_subject,), (kith.enroll, jpeg(actor))):
+        assert refusal(change, gallery, "ada", *photos, only_new=True) == (412, "subject_exists")
+    assert kith.subject(gallery, "ada").name == "Ada"
 
 
 @contextmanager

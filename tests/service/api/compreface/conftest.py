@@ -42,14 +42,6 @@ class CompatServer:
     def client(self, token: str) -> httpx.Client:
         return httpx.Client(base_url=f"{self.url}/api/v1", headers={"x-api-key": token}, timeout=60)
 
-    @property
-    def host(self) -> str:
-        return self.url.rpartition(":")[0]
-
-    @property
-    def port(self) -> str:
-        return self.url.rpartition(":")[2]
-
 
 @pytest.fixture(scope="session")
 def compat(guarded: Guarded) -> CompatServer:

@@ -33,7 +33,6 @@ from service.api.compreface.similarity import (
     to_probability,
 )
 from service.api.http.access import needs_of
-from service.security.api_keys import SCOPES
 from tests.packs import BUNDLED_DIMENSION
 from tests.service.api.compreface.conftest import CompatServer
 from tests.service.api.conftest import KEY
@@ -250,19 +249,11 @@ def test_keys(compat: CompatServer, collection: str, photos: Path) -> None:
     assert httpx.get(f"{compat.url}/api/v1/recognition/subjects", timeout=60).json()["code"] == 10
 
 
-def test_every_route_checks_its_scope(compat: CompatServer, collection: str) -> None:
+def test_every_route_needs_a_scope() -> None:
     needs = needs_of(route for module in (faces, recognition, subjects) for route in module.routes.routes)
-    assert {need.scope for need in needs.values() if need} == {"identify", "read", "enroll"}
-    others = {
-        scope: compat.create_key(collection, scopes=[other for other in SCOPES if other not in (scope, "admin")])
-        for scope in ("identify", "read", "enroll")
-    }
     for route, need in needs.items():
-        method, _, path = route.partition(" ")
-        assert need is not None and need.scope is not None
-        with compat.client(others[need.scope]) as http:
-            response = http.request(method, f"{compat.url}{path.format(subject='x', image_id=uuid.uuid4())}", json={})
-        assert response.status_code == 403, (route, response.text)
+        scope = "read" if route.startswith("GET ") else "identify" if route.endswith("/recognize") else "enroll"
+        assert need is not None and need.scope == scope, route
 
 
 def test_photos_may_be_rotated_on_request(http: httpx.Client, photos: Path, tmp_path: Path) -> None:

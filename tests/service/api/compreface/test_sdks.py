@@ -98,7 +98,7 @@ def test_every_function(tmp_path: Path, compat: CompatServer, photos: Path) -> N
     shutil.copytree(HERE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("node_modules"))
     fetched("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", folder=tmp_path)
     key = compat.create_key(compat.create_gallery())
-    command = ["node", "session.mjs", compat.host, compat.port, key, str(photos)]
+    command = ["node", "session.mjs", *compat.url.rsplit(":", 1), key, str(photos)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     answers: dict[str, Any] = json.loads(done.stdout)

@@ -62,23 +62,14 @@ def test_vectors_of_any_length_are_unit_vectors_or_refused(
     kith: Kith, gallery: str, server: str, tmp_path: Path
 ) -> None:
     """No vector gives another face a similarity outside -1 to 1."""
-    model = kith.model()
+    model, url = kith.model(), f"{server}/v1/verify"
     ordinary = np.random.default_rng(0).normal(size=model.dimension).tolist()
-    home, risk = f"{server}/v1/galleries/{gallery}", {"threshold": 0.5}
-    assert httpx.post(f"{home}/subjects/x/templates", json={"embeddings": [ordinary]}).status_code == 201
     # The second is denormal in float32, which ends at 3e38.
-    for number in (5e-324, 1e-45, -1e-30, 1e38, -1e39, 1.7e308):
+    for number, status in ((5e-324, 422), (1e-45, 422), (-1e-30, 422), (1e38, 200), (-1e39, 200), (1.7e308, 422)):
         vector = [number] + [-0.0] * (model.dimension - 1)
-        for path, asked in (
-            (f"{home}/identify", {"embeddings": [vector], "risk": risk, "top_k": 1}),
-            (f"{server}/v1/verify", {"a": {"embedding": vector}, "b": {"embedding": ordinary}, "risk": risk}),
-            (f"{home}/subjects/{number}/templates", {"embeddings": [vector], "allow_duplicate": True}),
-        ):
-            response = httpx.post(path, json=asked)
-            assert response.status_code in (200, 201, 422), response.text
-            assert "NaN" not in response.text and "Infinity" not in response.text
-    found = httpx.post(f"{home}/identify", json={"embeddings": [ordinary], "risk": risk}).json()["results"][0]
-    assert (found["outcome"], found["subject"]) == ("identified", "x")
+        response = httpx.post(url, json={"a": {"embedding": vector}, "b": {"embedding": ordinary}})
+        assert response.status_code == status, response.text
+        assert status == 422 or abs(response.json()["similarity"]) <= 1
 
     numbers = ("nan", "inf", "-inf", "0", "5e-324", "3.4e38")
     vectors = (np.full(model.dimension, float(number), "<f4").tobytes() for number in numbers)
