@@ -61,7 +61,6 @@ class Script:
         asked: method, path, headers and body of each request.
         arrived: set when a request arrives.
         go: releases late answers.
-        gone: set when a client closes its connection while its answer is late.
     """
 
     url: str
@@ -69,7 +68,6 @@ class Script:
     asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
     arrived: threading.Event = field(default_factory=threading.Event)
     go: threading.Event = field(default_factory=threading.Event)
-    gone: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
@@ -99,7 +97,6 @@ def answering(*answers: Answer) -> Iterator[Script]:
             while not script.go.is_set():
                 with suppress(TimeoutError):
                     if not self.connection.recv(1, socket.MSG_PEEK):
-                        script.gone.set()
                         return
             self.connection.settimeout(None)
 

@@ -140,21 +140,6 @@ def test_a_list_is_read_to_its_last_page(kind: Kind) -> None:
     assert ["cursor=c" in path for _, path, _, _ in script.asked] == [False, True]
 
 
-def test_cancellation_closes_the_connection() -> None:
-    async def work(url: str) -> None:
-        async with AsyncKith(url) as kith:
-            call = asyncio.ensure_future(kith.ready())
-            await asyncio.to_thread(script.arrived.wait, 10)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            assert await asyncio.to_thread(script.gone.wait, 10)
-            assert (await kith.ready()).status == "ok"
-
-    with answering(Answer(late=True), OK) as script:
-        asyncio.run(work(script.url))
-
-
 def test_neither_a_long_answer_nor_a_call_above_the_connection_limit_times_out(tmp_path: Path) -> None:
     async def work(url: str) -> None:
         async with AsyncKith(url, connections=1, timeout_s=0.2, attempts=1) as kith:

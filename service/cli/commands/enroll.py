@@ -220,7 +220,7 @@ class _BulkEnrollment:
         self._done += job.done_count
         for item in self._kith.job_items(job.id):
             name = self._folder + item.item
-            if item.subject is not None and item.outcome not in (ENROLLED, ALREADY_ENROLLED, IGNORED):
+            if item.subject is not None and item.problem is not None:
                 report.people.add(item.subject)
             if item.item in unreadable:
                 report.add(name, "refused", unreadable[item.item], **UNREADABLE)

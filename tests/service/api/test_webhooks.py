@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from kith import Kith
-from service.domain.events import Event
 from tests.conftest import is_eventually, jpeg
 from tests.receivers import Receiver
 from tests.refusals import refusal
@@ -48,24 +46,6 @@ def test_decisions_arrive_as_they_were_answered(
         assert not any(word in message.body.decode() for word in PHOTO_OR_VECTOR)
     assert [d.document["data"]["outcome"] for d in decisions] == ["identified", "unknown"]
     assert (decisions[0].document["data"]["subject"], decisions[0].document["data"]["name"]) == ("ada", "Ada")
-
-
-def test_decisions_are_refused_if_they_cannot_be_reported(
-    operator: Kith, guarded: Guarded, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A decision whose event is not stored is not acknowledged either."""
-    operator.create_gallery("door", risk={"threshold": 0.9})
-    operator.create_webhook(receiver.origin, types=["decision"])
-    probe = np.eye(1, operator.model().dimension)[0]
-
-    def fail(*_: object) -> None:
-        raise OSError("no space left")
-
-    with monkeypatch.context() as patch, Kith(guarded.url, KEY, attempts=1) as once:
-        patch.setattr(Event, "document", fail)
-        assert refusal(once.identify, "door", embeddings=[probe])[1] == "audit_unwritten"
-    operator.identify("door", embeddings=[probe])
-    assert receiver.wait_for(1)[0].document["data"]["outcome"] == "unknown"
 
 
 def test_a_webhook_by_commands(guarded: Guarded, operator: Kith, receiver: Receiver, tmp_path: Path) -> None:
