@@ -23,7 +23,7 @@ import pi_heif
 from numpy.typing import NDArray
 from PIL import AvifImagePlugin, Image
 
-from models.vision.photo_files import HEAD_BYTES, TIFF_SIGNATURES, photo_format
+from models.vision.photo_files import HEAD_BYTES, photo_format
 from service.core.errors import ImageError
 from service.inference.decoding import decode_with_pillow, open_image, read_orientation, translated_errors
 from service.security.process_memory import protect_memory
@@ -94,16 +94,7 @@ def _open(payload: bytes) -> Image.Image:
             return pi_heif.HeifImageFile(io.BytesIO(payload))  # type: ignore[no-any-return]
         except SyntaxError as error:
             raise ImageError("image_format", f"the HEIF file is not supported: {error}") from error
-    try:
-        return open_image(payload, FORMATS)
-    except ImageError as error:
-        if not payload.startswith(TIFF_SIGNATURES):
-            raise
-        raise ImageError(
-            "image_format",
-            "the TIFF file is damaged, or has a pixel format that is not supported",
-            remedy="Save it with 8 or 16 bits per channel, or as PNG.",
-        ) from error
+    return open_image(payload, FORMATS)
 
 
 def _read(payload: bytes) -> tuple[Pixels, int]:

@@ -54,10 +54,8 @@ SEGMENT: Final = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
 START_OF_IMAGE: Final = b"\xff\xd8"
 END_OF_IMAGE: Final = b"\xff\xd9"
 START_OF_SCAN: Final = 0xDA
-FRAMES: Final = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-"""Markers of frame headers."""
-PROGRESSIVE: Final = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
-COEFFICIENTS: Final = 64
+BASELINE: Final = frozenset({0xC0, 0xC1})
+"""Markers of frame headers of sequential files."""
 OVERHEAD_BYTES: Final = 8_000_000
 """Memory of strips during the conversion, and of the canvas of the detector."""
 
@@ -238,14 +236,14 @@ def count_scans(payload: bytes) -> int:
     Raises:
         TooManySegmentsError: The file has too many segments.
     """
-    return sum(marker == START_OF_SCAN for marker, _ in _segments(payload))
+    return sum(marker == START_OF_SCAN for marker in _segments(payload))
 
 
 def complete(payload: bytes) -> bytes:
     """Return the file with an end-of-image marker if only that is missing, else unchanged.
 
-    Some cameras and interrupted transfers omit the marker. If scan data is missing too, the file stays truncated, and
-    decoders reject it.
+    Some cameras omit the marker. If scan data is missing too, the file stays truncated, and decoders reject it. So does
+    a file of several scans, of which some may be missing.
 
     Raises:
         TooManySegmentsError: The file has too many segments.
@@ -258,8 +256,8 @@ def complete(payload: bytes) -> bytes:
 
 def _completed(payload: bytes) -> bytes | None:
     """Return the file with an end-of-image marker; None if more is missing, or nothing. Raises as :func:`complete`."""
-    segments = list(_segments(payload))
-    if (segments and segments[-1][0] == END_OF_IMAGE[1]) or not _has_all_coefficients(segments):
+    markers = list(_segments(payload))
+    if END_OF_IMAGE[1] in markers or BASELINE.isdisjoint(markers) or markers.count(START_OF_SCAN) != 1:
         return None
     completed = payload + END_OF_IMAGE
     try:
@@ -287,8 +285,8 @@ def decode_rgb(payload: bytes, size: tuple[int, int], reduction: float) -> NDArr
     return pixels if pixels.shape[:2] == (height, width) else None
 
 
-def _segments(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield each segment up to the end-of-image marker, as its marker and the content of a frame or scan header.
+def _segments(payload: bytes) -> Iterator[int]:
+    """Yield the marker of each segment up to the end-of-image marker.
 
     Entropy-coded data is searched, not decoded, for the start of the next segment.
     """
@@ -297,28 +295,8 @@ def _segments(payload: bytes) -> Iterator[tuple[int, bytes]]:
         found = SEGMENT.search(payload, at)
         if found is None:
             return
+        yield found[0][1]
         if found[0] == END_OF_IMAGE:
-            yield END_OF_IMAGE[1], b""
             return
         at = found.end() + max(2, int.from_bytes(payload[found.end() : found.end() + 2]))
-        marker = found[0][1]
-        yield marker, payload[found.end() + 2 : at] if marker in FRAMES or marker == START_OF_SCAN else b""
     raise TooManySegmentsError(f"the photo has more than {MAX_SEGMENTS} segments, the limit")
-
-
-def _has_all_coefficients(segments: list[tuple[int, bytes]]) -> bool:
-    """Return whether the scans cover all components with all coefficients in full precision."""
-    progressive, missing = False, dict[int, set[int]]()
-    for marker, content in segments:
-        if marker in FRAMES:
-            progressive = marker in PROGRESSIVE
-            missing = {component: set(range(COEFFICIENTS)) for component in content[6::3]}
-        elif marker == START_OF_SCAN and content and len(content) == 2 * content[0] + 4:
-            first, last, precision = content[-3:]
-            for component in content[1:-3:2]:
-                # The low half of the last byte is the number of bits that later scans add.
-                if not progressive:
-                    missing.pop(component, None)
-                elif precision & 15 == 0 and component in missing:
-                    missing[component] -= set(range(first, last + 1))
-    return bool(segments) and not any(missing.values())

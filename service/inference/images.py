@@ -35,10 +35,10 @@ MAX_COLOR_PROFILES: Final = 4
 SHORT_BYTES: Final = 65_536
 SHORT_PIXELS: Final = 100_000
 """Pixels, times scans, of a JPEG that is decoded in about a millisecond."""
-DECODED_BYTES: Final = {"WEBP": 12.5}
-"""Bytes per pixel that decoding takes, with the RGB pixels that it returns, by format: the most of each. Other formats
-have DEFAULT_DECODED_BYTES. docs/performance.md has the measured peaks."""
-DEFAULT_DECODED_BYTES: Final = 7
+WEBP_BYTES: Final = 12.5
+DECODED_BYTES: Final = 7
+"""Bytes per pixel that decoding takes, with the RGB pixels that it returns, of WebP and of JPEG and PNG: the most of
+each. docs/performance.md has the measured peaks."""
 AGAIN_BYTES: Final = 3.75
 """Bytes per pixel for decoding a JPEG in full, with its largest reduction in memory."""
 COEFFICIENT_BYTES: Final = 8
@@ -139,7 +139,7 @@ def _read_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
         if scans * pixels > MAX_SCANNED_FACTOR * limits.max_pixels:
             raise ImageError("image_too_large", f"the photo has {scans} scans of {width} x {height} pixels")
         held = COEFFICIENT_BYTES if scans > 1 else 0
-        factor = DECODED_BYTES.get(image.format or "", DEFAULT_DECODED_BYTES) + held
+        factor = (WEBP_BYTES if image.format == "WEBP" else DECODED_BYTES) + held
         peak_bytes = len(payload) + math.ceil(factor * pixels) + OVERHEAD_BYTES
         if not isinstance(image, JpegImageFile) or image.mode not in ("L", "RGB"):
             return PhotoHeader(height, width, peak_bytes, partial(decode_whole, payload))

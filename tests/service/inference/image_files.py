@@ -42,6 +42,31 @@ def heic_claiming(width: int, height: int, payload: bytes) -> bytes:
 HEIC = heic(SMALL)
 
 
+def stored(upright: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Store the photo as a camera with this EXIF orientation does."""
+    turned = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.transpose(1, 0, 2),
+        6: np.rot90(upright, 1),
+        7: upright.transpose(1, 0, 2)[::-1, ::-1],
+        8: np.rot90(upright, -1),
+    }[orientation]
+    return np.ascontiguousarray(turned)
+
+
+def exif_of(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+def oriented(upright: NDArray[np.uint8], orientation: int, kind: str = "JPEG", **options: object) -> bytes:
+    return encode(Image.fromarray(stored(upright, orientation)), kind, exif=exif_of(orientation), **options)
+
+
 def png(width: int, height: int, extra: bytes = b"", color: int = 2, rows: bytes | None = None) -> bytes:
     """Black PNG. ``extra``: additional chunks. ``color``: 2 RGB, 3 palette, 6 RGBA."""
     if rows is None:
@@ -56,8 +81,7 @@ def chunk(kind: bytes, body: bytes) -> bytes:
 
 def packed_chunk(kind: bytes, size: int) -> bytes:
     """Compressed chunk that decompresses to ``size`` bytes."""
-    lead = b"k\0\1\0\0\0" if kind == b"iTXt" else b"k\0\0"
-    return chunk(kind, lead + zlib.compress(bytes(size), 9))
+    return chunk(kind, b"k\0\0" + zlib.compress(bytes(size), 9))
 
 
 def scans(width: int, height: int, count: int) -> bytes:
@@ -87,25 +111,6 @@ def ifd(*entries: tuple[int, int, int, int], following: int = 0) -> bytes:
     return b"II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + body + struct.pack("<I", following)
 
 
-def tiff(strips: int, following: int = 0, at: int | None = None, width: int = 8) -> bytes:
-    """A gray TIFF with one row per strip. All strips share the same bytes, at ``at``."""
-    places = 8 + 2 + 9 * 12 + 4
-    head = ifd(
-        (256, 4, 1, width),
-        (257, 4, 1, strips),
-        (258, 3, 1, 8),
-        (259, 3, 1, 1),
-        (262, 3, 1, 1),
-        (273, 4, strips, places),
-        (277, 3, 1, 1),
-        (278, 4, 1, 1),
-        (279, 4, strips, places + 4 * strips),
-        following=following,
-    )
-    offset = 0 if at is None else at
-    return head + struct.pack("<I", offset) * strips + struct.pack("<I", width) * strips
-
-
 def tiff_of(jpeg: bytes, width: int, height: int) -> bytes:
     """A gray TIFF with one strip."""
     entries = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, 1, 8), (259, 3, 1, 7), (262, 3, 1, 1)]
@@ -113,12 +118,9 @@ def tiff_of(jpeg: bytes, width: int, height: int) -> bytes:
     return ifd(*entries, (273, 4, 1, at), (277, 3, 1, 1), (278, 4, 1, height), (279, 4, 1, len(jpeg))) + jpeg
 
 
-def gif(frames: int, width: int = 8, height: int = 8, screen: tuple[int, int] = (8, 8), comments: int = 0) -> bytes:
+def gif(width: int = 8, height: int = 8, screen: tuple[int, int] = (8, 8)) -> bytes:
     whole = encode(Image.new("P", (width, height)), "GIF")
-    start = whole.index(b"\x2c")
-    frame = whole[start:-1]
-    head = whole[:6] + struct.pack("<HH", *screen) + whole[10:start]
-    return head + b"\x21\xfe\x01x\0" * comments + frame * frames + b"\x3b"
+    return whole[:6] + struct.pack("<HH", *screen) + whole[10:]
 
 
 def bmp(width: int, height: int, bits: int, compression: int, body: bytes, colors: int = 256) -> bytes:
@@ -129,33 +131,22 @@ def bmp(width: int, height: int, bits: int, compression: int, body: bytes, color
 
 def harmful() -> dict[str, bytes]:
     """Return the malicious images by description."""
-    frames = [Image.new("RGB", (64, 64), (i % 255, i // 255, 0)) for i in range(300)]
     large = heic(Image.new("L", (2000, 2000)))
     return {
         "jpeg, 20,000 scans": scans(4000, 3000, 20_000),
-        "jpeg, scans of a long line": scans(65_000, 750, 5_000),
-        "jpeg, repeated refinement": _repeated(encode(Image.new("RGB", (3000, 3000)), "JPEG", progressive=True), 2000),
         "jpeg, scans behind a marker of no meaning": _behind(scans(4000, 3000, 20_000)),
         "jpeg, 20 MB of escapes": encode(Image.new("RGB", (64, 64)), "JPEG")[:-2] + b"\xff\0" * 9_000_000,
         "jpeg, 20 MB of fill bytes": encode(Image.new("RGB", (64, 64)), "JPEG")[:-2] + b"\xff" * 19_000_000,
         "jpeg, 200,000 markers": JPEG[:2] + b"\xff\xe5\x00\x02" * 200_000 + JPEG[2:],
-        "jpeg, fill bytes": JPEG[:2] + b"\xff" * 900_000 + JPEG[2:],
-        "jpeg, a large profile": encode(SMALL, "JPEG", icc_profile=bytes(900_000)),
         "jpeg, 7000 pixels of which none is there": encode(Image.new("RGB", (7000, 7000)), "JPEG")[:2000],
         "jpeg, exif in a loop": with_exif(ifd((0x8769, 4, 1, 8), following=8)),
         "jpeg, exif of 2 billion values": with_exif(ifd((0x112, 3, 0x7FFFFFFF, 8), (0x100, 4, 0xFFFFFFFF, 0))),
-        "jpeg, orientation 60000": with_exif(ifd((0x112, 3, 1, 60_000))),
         "jpeg, orientation of no number": with_exif(ifd((0x112, 12, 1, 0))),
         "jpeg, exif of 5000 entries": with_exif(ifd(*[(0x9999, 7, 5000, 0)] * 5000))[:60_000],
-        "jpeg, several pictures": encode(SMALL, "MPO", save_all=True, append_images=[SMALL] * 3),
-        "jpeg and zip": JPEG + b"PK\x03\x04" + b"x" * 1000 + b"PK\x05\x06" + bytes(18),
         "png, 50 megapixels": png(7071, 7071),
-        "png, one column": png(1, 65_535),
-        "png, one row": png(65_535, 1),
         "png, nothing": png(0, 0),
         "png, text of 200 MB": png(8, 8, packed_chunk(b"zTXt", 200_000_000)),
         "png, 900 texts": png(8, 8, packed_chunk(b"zTXt", 1_000_000) * 900),
-        "png, 900 texts of another kind": png(8, 8, packed_chunk(b"iTXt", 1_000_000) * 900),
         "png, profile of 200 MB": png(8, 8, packed_chunk(b"iCCP", 200_000_000)),
         "png, 900 profiles": png(8, 8, packed_chunk(b"iCCP", 1_000_000) * 900),
         "png, 60,000 small texts": png(8, 8, chunk(b"tEXt", b"k\0v") * 60_000),
@@ -163,20 +154,12 @@ def harmful() -> dict[str, bytes]:
             64, 64, chunk(b"PLTE", b"abc"), 3, zlib.compress(bytes(range(65)) * 64)
         ),
         "png, no palette": png(64, 64, b"", 3, zlib.compress(bytes(range(65)) * 64)),
-        "png, 100,000 frames": png(8, 8, chunk(b"acTL", struct.pack(">II", 100_000, 0))),
-        "gif, 30,000 frames": gif(30_000),
-        "gif, 4 gigapixels": gif(1, screen=(65_535, 65_535)),
-        "gif, frame beyond its screen": gif(1, 4000, 4000),
-        "gif, 180,000 comments": gif(1, comments=180_000),
+        "gif, 4 gigapixels": gif(screen=(65_535, 65_535)),
+        "gif, frame beyond its screen": gif(4000, 4000),
         "gif and script": b"GIF89a/*" + b"x" * 100 + b"*/=1;alert(1)",
-        "tiff, pages in a loop": tiff(64, following=8),
-        "tiff, 100,000 strips": tiff(100_000),
         "tiff, 20,000 scans": tiff_of(scans(4000, 3000, 20_000), 4000, 3000),
-        "tiff, strips beyond its end": tiff(64, at=0xFFFFFFF0),
         "tiff, 50 megapixels in a kilobyte": encode(Image.new("1", (7000, 7000)), "TIFF", compression="group4"),
-        "tiff, 60,000 tags": ifd(*[(60_000, 4, 100_000, 8)] * 60_000) + bytes(100_000),
         "webp, 50 megapixels": encode(Image.new("RGB", (7000, 7000)), "WEBP", lossless=True, method=0, quality=0),
-        "webp, 300 frames": encode(frames[0], "WEBP", save_all=True, append_images=frames[1:], method=0),
         "avif, 36 megapixels": encode(Image.new("L", (6000, 6000)), "AVIF", speed=10, quality=1),
         "heic, 36 megapixels": heic_grid(2, 2, 6000, 6000, large, 2000),
         "heic, 4 megapixels said to be few": heic_claiming(64, 64, large),
@@ -185,17 +168,9 @@ def harmful() -> dict[str, bytes]:
         "heic, a grid of a gigapixel": heic_grid(30, 30, 32_767, 32_767),
         "heic, a grid of 65,280 tiles": heic_grid(254, 255, 64, 64),
         "heic, a grid of large tiles": heic_grid(8, 8, 6000, 6000, large, 2000),
-        "heic, 300 images": _many_heics(300),
-        "heic, 60,000 brands": struct.pack(">I", 240_016) + b"ftypheic" + bytes(4) + b"mif1" * 60_000 + HEIC,
-        "heic, a box without end": HEIC[:28] + struct.pack(">I", 0) + HEIC[32:],
-        "heic, only its name": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic",
-        "bmp, runs that end": bmp(7000, 7000, 8, 1, b"\0\1"),
         "bmp, runs that go on": bmp(7000, 7000, 8, 1, b"\x01\0" * 400_000),
-        "bmp, leaps": bmp(7000, 7000, 8, 1, b"\0\2\xff\xff" * 200_000),
         "bmp, 4 exapixels": bmp(0x7FFFFFFF, -0x80000000, 24, 0, b""),
-        "bmp, a palette of 4 billion": bmp(64, 64, 8, 0, bytes(4096), 0xFFFFFFFF),
         "pdf and jpeg": b"%PDF-1.4\n" + JPEG,
-        "svg": b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
     }
 
 
@@ -239,46 +214,7 @@ def box(kind: bytes, body: bytes, version: int | None = None) -> bytes:
     return struct.pack(">I", 8 + len(full) + len(body)) + kind + full + body
 
 
-def _many_heics(count: int) -> bytes:
-    file = pillow_heif.HeifFile()
-    for shade in range(count):
-        file.add_from_pillow(Image.new("L", (16, 16), shade % 256))
-    buffer = io.BytesIO()
-    file.save(buffer, enc_params=QUICK)
-    return buffer.getvalue()
-
-
-def _repeated(jpeg: bytes, count: int) -> bytes:
-    """Repeat the last scan."""
-    start, end = jpeg.rfind(b"\xff\xda"), jpeg.rfind(b"\xff\xd9")
-    return jpeg[:end] + jpeg[start:end] * count + jpeg[end:]
-
-
 def _behind(jpeg: bytes) -> bytes:
     """All but the first scan begin where a reader that gave the marker before them a length would not look."""
     second = jpeg.index(b"\xff\xda", jpeg.index(b"\xff\xda") + 2)
     return jpeg[:second] + b"\xff\xbf\xff\xff" + jpeg[second:]
-
-
-def packed_tiff(values: NDArray[np.integer[Any]], bits: int, order: str = "<", white_is_zero: bool = False) -> bytes:
-    """A gray or RGB TIFF of (h, w) or (h, w, 3) values with any bits per sample, packed as TIFF 6 requires."""
-    height, width = values.shape[:2]
-    rows = values.reshape(height, -1)
-    if bits in (16, 32):
-        body = rows.astype(f"{order}u{bits // 8}").tobytes()
-    else:
-        body = np.packbits((rows[..., None] >> np.arange(bits - 1, -1, -1) & 1).reshape(height, -1), axis=1).tobytes()
-    samples = rows.shape[1] // width
-    depths = struct.pack(f"{order}3H", bits, bits, bits) if samples == 3 else b""
-    count, photometric = 9, 2 if samples == 3 else int(not white_is_zero)
-    at = 8 + 2 + count * 12 + 4
-    entries = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, samples, at if depths else bits), (259, 3, 1, 1)]
-    entries += [(262, 3, 1, photometric), (273, 4, 1, at + len(depths)), (277, 3, 1, samples)]
-    entries += [(278, 4, 1, height), (279, 4, 1, len(body))]
-    head = struct.pack(f"{order}2sHIH", b"II" if order == "<" else b"MM", 42, 8, count)
-    for tag, kind, number, value in entries:
-        short = kind == 3 and number == 1
-        head += struct.pack(
-            f"{order}HHI" + ("HH" if short else "I"), tag, kind, number, *((value, 0) if short else (value,))
-        )
-    return head + struct.pack(f"{order}I", 0) + depths + body

@@ -77,12 +77,9 @@ def test_landmarks_that_were_imported_are_not_believed(landmarks: Any) -> None:
         crops.decode_crop(Crop(b"", landmarks))
 
 
-def test_damaged_and_huge_crops_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_and_huge_crops_are_refused() -> None:
     points = ((0.0, 0.0),) * 5
     with pytest.raises(OSError):
         crops.decode_crop(Crop(b"RIFF....WEBP", points))
     with pytest.raises(ValueError, match="1025 x 8"):
         crops.decode_crop(Crop(webp(crops.MAX_STORED_SIDE_PX + 1, 8), points))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
-    with pytest.raises(ValueError, match="bomb"):
-        crops.decode_crop(Crop(webp(8, 8), points))

@@ -14,9 +14,8 @@ import pytest
 from service.core.errors import ImageError
 from service.inference.images import ImageLimits
 from tests.conftest import ROOT
-from tests.refusals import raises_code
 from tests.service.inference.decoders import FORMATS, decode
-from tests.service.inference.image_files import HEIC, SMALL, encode, harmful, scans, tiff
+from tests.service.inference.image_files import HEIC, SMALL, encode, harmful, scans
 
 pytestmark = pytest.mark.long
 
@@ -24,11 +23,9 @@ MAX_CPU_S = 13.0
 """CPU time of a file below a megabyte: a process that decodes one has 10 s, and starting the next takes a second."""
 MAX_MEMORY_BYTES = 1_100_000_000
 """A photo of 50 megapixels has 150 MB, and its decoders several times that."""
-UNREAD = ("svg", "pdf and jpeg", "gif and script")
+UNREAD = ("pdf and jpeg", "gif and script")
 REFUSED = {
     "jpeg, 20,000 scans": "image_too_large",
-    "jpeg, scans of a long line": "image_too_large",
-    "jpeg, repeated refinement": "image_too_large",
     "jpeg, scans behind a marker of no meaning": "image_too_large",
     "jpeg, 200,000 markers": "image_too_large",
     "tiff, 20,000 scans": "image_damaged",
@@ -92,7 +89,6 @@ def test_no_photo_takes_long_or_much(tmp_path: Path) -> None:
 def test_many_scans_of_few_pixels_and_few_of_many_are_photos() -> None:
     assert decode(scans(320, 240, 500), ImageLimits(1_000_000, 5_000_000)).shape == (240, 320, 3)
     assert decode(scans(2000, 2000, 12), ImageLimits(1_000_000, 5_000_000)).shape == (2000, 2000, 3)
-    assert decode(tiff(10_000), ImageLimits(1_000_000, 5_000_000)).shape == (10_000, 8, 3)
 
 
 @pytest.mark.parametrize("kind", [*FORMATS, "HEIC"])
@@ -111,9 +107,3 @@ def test_cut_anywhere_and_altered_anywhere(kind: str) -> None:
             assert decode(file, limits).ndim == 3
         except ImageError as error:
             assert error.code in ("image_empty", "image_format", "image_damaged", "image_too_large")
-
-
-@pytest.mark.parametrize("kind", ["PPM", "ICO", "TGA", "PCX", "SGI", "DDS", "JPEG2000", "EPS", "QOI", "XBM"])
-def test_only_promised_formats_are_opened(kind: str) -> None:
-    with raises_code("image_format"):
-        decode(encode(SMALL.convert("1") if kind == "XBM" else SMALL, kind), ImageLimits(10_000_000, 1_000_000))

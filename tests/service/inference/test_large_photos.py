@@ -17,7 +17,7 @@ from kith.wire.faces import PhotoOut
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
-from tests.service.inference.test_images import oriented
+from tests.service.inference.image_files import oriented
 
 Photo = NDArray[np.uint8]
 

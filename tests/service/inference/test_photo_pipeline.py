@@ -250,34 +250,36 @@ def test_few_photos_are_held_decoded_and_who_waits_for_a_thread_is_answered_by_t
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as backend:
+            try:
+                await scene(backend)
+            finally:
+                read.set()
+                found.set()
 
-            def ask(count: int) -> list[asyncio.Task[Photo]]:
-                return [asyncio.create_task(backend.photos.detect(photo)) for _ in range(count)]
+    async def scene(backend: Backend) -> None:
+        def ask(count: int) -> list[asyncio.Task[Photo]]:
+            return [asyncio.create_task(backend.photos.detect(photo)) for _ in range(count)]
 
-            asked = ask(AT_ONCE - 1)
-            await asyncio.sleep(0)
-            with Deadline(0.05) as deadline:
-                late = ask(2)  # the first has a place and waits for a thread, the second waits for a place
-            await asyncio.sleep(0)
-            asked += ask(19)
-            await until(lambda: deadline.remaining_s < 0)
-            asked.pop().cancel()
-            read.set()
-            await until(lambda: len(decoded) >= AT_ONCE)
-            # Let the threads finish all earlier work.
-            await asyncio.gather(*(backend.threads.run(int) for _ in range(100)))
-            assert len(decoded) == AT_ONCE
-            found.set()
-            assert all(len(photo.faces) for photo in await asyncio.gather(*asked))
-            assert len(decoded) == 29
-            ended = await asyncio.gather(*late, return_exceptions=True)
-            assert [type(each) for each in ended] == [DeadlineExceededError] * 2
-
-    try:
-        asyncio.run(main())
-    finally:
+        asked = ask(AT_ONCE - 1)
+        await asyncio.sleep(0)
+        with Deadline(0.05) as deadline:
+            late = ask(2)  # the first has a place and waits for a thread, the second waits for a place
+        await asyncio.sleep(0)
+        asked += ask(19)
+        await until(lambda: deadline.remaining_s < 0)
+        asked.pop().cancel()
         read.set()
+        await until(lambda: len(decoded) >= AT_ONCE)
+        # Let the threads finish all earlier work.
+        await asyncio.gather(*(backend.threads.run(int) for _ in range(100)))
+        assert len(decoded) == AT_ONCE
         found.set()
+        assert all(len(photo.faces) for photo in await asyncio.gather(*asked))
+        assert len(decoded) == 29
+        ended = await asyncio.gather(*late, return_exceptions=True)
+        assert [type(each) for each in ended] == [DeadlineExceededError] * 2
+
+    asyncio.run(main())
 
 
 def test_full_queues_end_no_admitted_search_and_have_room_for_all_faces_of_a_request(
