@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -20,15 +19,14 @@ from typing import Final
 import numpy as np
 
 from models.runtime.network import Float
-from service.core.errors import GalleryMovedError, GalleryNotFoundError, IndexUnavailableError, OverloadedError
+from service.core.errors import IndexUnavailableError, OverloadedError
 from service.domain.fusion import subject_vectors
-from service.domain.gallery import Gallery, GallerySettings, Hit, Keys, LogTrimmedError, Snapshot
+from service.domain.gallery import Gallery, Hit, Keys, LogTrimmedError, Snapshot
 from service.index.faiss_structures import lower_thread_priority, trainer_for
 from service.index.joint_search import JointSearch
 from service.index.segment_builder import Batch, Sizes
 from service.index.segmented_index import SegmentedIndex
 from service.index.segments import Rows, View
-from service.storage.repositories.change_log import MIN_KEPT_LINES
 from service.storage.repositories.store import Store
 
 BYTES_PER_GALLERY: Final = 10_000
@@ -42,11 +40,8 @@ MAX_WAITING: Final = 256
 """Requests that may wait for a gallery to be loaded."""
 LINES_PER_BATCH: Final = 20_000
 """Lines of the change log that are in memory at once."""
-TRIM_AFTER: Final = 2 * MIN_KEPT_LINES
-"""Lines of the change log after which trimming is attempted."""
 BACKGROUND_THREADS: Final = 2
 UNKNOWN_VERSION: Final = -1
-log = logging.getLogger(__name__)
 
 
 class Followers:
@@ -82,7 +77,7 @@ class Followers:
             for dropped in [k for k in self._followers if k[0] == gallery.pk and k[1] not in wanted]:
                 gone += self._evict(dropped)
             follower = self._followers.get(key)
-            if follower is None or _index_settings(follower.settings) != _index_settings(gallery.settings):
+            if follower is None or follower.index_settings != (gallery.settings.index, gallery.settings.recall):
                 gone += self._evict(key)
                 follower = self._followers[key] = self._follow(gallery)
             self._followers.move_to_end(key)
@@ -99,14 +94,12 @@ class Followers:
         """
         follower = self.of(gallery)
         follower.catch_up()
-        follower.loaded = True
         return follower
 
     def nearest(self, gallery: Gallery, probes: Float, k: int) -> tuple[list[list[Hit]], int]:
         """Search a gallery of strangers at its last change or later, as :meth:`Follower.search`. Blocks."""
         follower = self.of(gallery)
         follower.catch_up(gallery.last_change)  # its only version
-        follower.loaded = True
         return follower.search(probes, k)
 
     async def catch_up(self, gallery: Gallery) -> Follower:
@@ -149,7 +142,6 @@ class Followers:
         except IndexUnavailableError as error:
             follower.failed = (time.monotonic(), error.detail)
             raise
-        follower.loaded = True
 
     def drop(self, gallery: Gallery) -> None:
         """Evict all generations of a deleted gallery, and of its strangers."""
@@ -195,26 +187,26 @@ def _close(followers: list[Follower]) -> None:
         follower.close()
 
 
-def _index_settings(settings: GallerySettings) -> tuple[object, ...]:
-    return settings.index, settings.recall
-
-
 class Follower(ABC):
     """Index of one gallery, and the turns of the requests that wait for it. Safe to share between threads.
 
-    ``loaded``: True after the first catch-up; later ones are short. ``joint``: searches together with other requests.
+    ``joint``: searches together with other requests.
     """
 
     def __init__(self, gallery: Gallery) -> None:
         self.name = gallery.name
-        self.settings = gallery.settings
+        self.index_settings = gallery.settings.index, gallery.settings.recall
         self.companion_of = gallery.companion_of
-        self.loaded = False
         self.turn = asyncio.Lock()
         self.begun = self.ended = self.waiting = 0
         self.failed: tuple[float, str] | None = None
         """Time of the last failure on the monotonic clock, and its reason."""
         self.joint = JointSearch()
+
+    @property
+    def loaded(self) -> bool:
+        """True after the first catch-up; later ones are short."""
+        return self.sequence() is not None
 
     @abstractmethod
     def catch_up(self, version: int | None = None) -> None:
@@ -278,7 +270,7 @@ def in_process(
             sizes,
             device == "gpu",
         )
-        return MemoryFollower(store, gallery, index, run_later)
+        return MemoryFollower(store, gallery, index)
 
     return make
 
@@ -286,17 +278,12 @@ def in_process(
 class MemoryFollower(Follower):
     """Follower that applies a gallery's change log to a segmented index of one vector per subject."""
 
-    def __init__(
-        self, store: Store, gallery: Gallery, index: SegmentedIndex, run_later: Callable[[Callable[[], None]], None]
-    ) -> None:
+    def __init__(self, store: Store, gallery: Gallery, index: SegmentedIndex) -> None:
         super().__init__(gallery)
         self._store = store
         self._gallery = gallery
         self.index = index
-        self._run_later = run_later
         self._loaded = False
-        self._closed = False
-        self._trimmed_at = gallery.log_floor
         self._version = UNKNOWN_VERSION
         self._catching_up = threading.Lock()
 
@@ -318,7 +305,6 @@ class MemoryFollower(Follower):
                 self._load()
             if version is not None:
                 self._version = version
-            self._trim_if_long()
 
     def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
         view = self.index.view
@@ -335,7 +321,6 @@ class MemoryFollower(Follower):
         return self.index.view.sequence if self._loaded else None
 
     def close(self) -> None:
-        self._closed = True
         self.index.close()
 
     def _load(self) -> None:
@@ -366,20 +351,6 @@ class MemoryFollower(Follower):
 
     def _next_changes(self, sequence: int) -> tuple[set[int], Snapshot, bool]:
         return self._store.changes.changed_subjects(self._gallery, sequence, LINES_PER_BATCH)
-
-    def _trim_if_long(self) -> None:
-        sequence = self.index.view.sequence
-        if sequence - self._trimmed_at > TRIM_AFTER:
-            self._trimmed_at = sequence
-            self._run_later(self._trim)
-
-    def _trim(self) -> None:
-        try:
-            self._store.changes.trim(self._gallery, stopped=lambda: self._closed)
-        except (GalleryNotFoundError, GalleryMovedError):
-            pass  # deleted or moved meanwhile; the next search handles it
-        except Exception:  # no caller waits for this thread, so the log is the only report
-            log.exception("trimming the change log of gallery %s failed", self._gallery.name)
 
 
 def _searched(view: View, among: Keys | None) -> tuple[Keys | None, int]:

@@ -20,7 +20,6 @@ from service.domain.gallery import Gallery, Hit, Keys
 from service.index.follower import Follower
 from service.index.milvus import NOT_FOUND, Collection, Milvus, parts
 from service.storage.repositories.shared_indexes import Batch, Position, SharedIndexes, Turn
-from service.storage.repositories.store import Store
 
 SETTLED_S: Final = 15.0
 """Age after which changes are visible with bounded consistency: three times Milvus' ``common.gracefulTime``."""
@@ -142,7 +141,7 @@ class MilvusFollower(Follower):
 
 
 class MilvusEngine(PeriodicTask):
-    """Factory of followers in Milvus. In the background it removes rows of deleted galleries and shortens change logs.
+    """Factory of followers in Milvus. In the background it removes rows of deleted galleries.
 
     Rows are removed with their gallery, and later in case a node or Milvus failed in between.
     """
@@ -151,12 +150,10 @@ class MilvusEngine(PeriodicTask):
         super().__init__(SWEEP_S, "cleaning up Milvus failed and is retried later", log)
         self.milvus = milvus
         self._shared = shared
-        self._served: set[str] = set()
         self.check = self.milvus.check
         self.close = self.milvus.close
 
     def follower(self, gallery: Gallery) -> MilvusFollower:
-        self._served.add(gallery.name)
         return MilvusFollower(self.milvus, self._shared, gallery)
 
     def forget(self, gallery: Gallery) -> None:
@@ -185,15 +182,5 @@ class MilvusEngine(PeriodicTask):
                     break
                 collection.remove_where(f"gallery in {sorted(gone)}")
 
-    def shorten_logs(self) -> None:
-        """Trim the change logs of galleries served here. Raises StorageError."""
-        store = Store(self._shared.database)
-        for name in sorted(self._served):
-            try:
-                store.changes.trim(store.galleries.get(name))
-            except GalleryNotFoundError:
-                self._served.discard(name)
-
     async def _look(self) -> None:
-        await asyncio.to_thread(self.shorten_logs)
         await asyncio.to_thread(self.sweep)

@@ -1,4 +1,4 @@
-"""Background writes: retention, erasure of deleted data from memory and SQLite's log, and the last use of API keys."""
+"""Background writes: retention, trimmed change logs, erasure from memory and SQLite's log, last use of API keys."""
 
 from __future__ import annotations
 
@@ -98,6 +98,7 @@ class Housekeeping(PeriodicTask):
         for gallery in swept.galleries:
             self._changed(gallery)
         prune_lines(self._database, now - self._audit_age, lambda: self._stopping)
+        self._store.changes.trim_all(lambda: self._stopping)
 
 
 class KeyUses(PeriodicTask):

@@ -7,6 +7,7 @@ two for a template that moves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -14,6 +15,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from service.core.errors import GalleryMovedError, GalleryNotFoundError
 from service.domain.gallery import Gallery, LogTrimmedError, Snapshot
 from service.storage.db.engine import Database, deleted_meanwhile
 from service.storage.db.tables import OF_PERSON, changes, galleries, index_states, templates, vectors
@@ -29,7 +31,7 @@ a wrong clock."""
 
 
 class ChangeLog:
-    """Change log in SQL. Every method but :meth:`trim` is one transaction; all block."""
+    """Change log in SQL. Every method but those that trim is one transaction; all block."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -79,6 +81,14 @@ class ChangeLog:
         while not stopped() and (lines := self._trim_batch(gallery, keep)):
             trimmed += lines
         return trimmed
+
+    def trim_all(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Trim the logs of all galleries until ``stopped`` returns true. Raises StorageError."""
+        with self._database.read() as connection:
+            rows = connection.execute(gallery_rows()).all()
+        for gallery in (gallery_of(row, self._database.vault) for row in rows):
+            with suppress(GalleryNotFoundError, GalleryMovedError):  # deleted, or left to the next call
+                self.trim(gallery, stopped=stopped)
 
     def _trim_batch(self, gallery: Gallery, keep: int) -> int:
         own, at = changes.c.gallery_pk == gallery.pk, datetime.now(UTC)

@@ -29,19 +29,20 @@ class Counted(Follower):
         super().__init__(gallery)
         self.began = 0
         self.go = threading.Event()
-        self.failing = False
+        self.failing = self.caught_up = False
 
     def is_at(self, version: int) -> bool:
         return False
 
     def sequence(self) -> int | None:
-        return None
+        return 1 if self.caught_up else None
 
     def catch_up(self, version: int | None = None) -> None:
         self.began += 1
         self.go.wait(SOON_S)
         if self.failing:
             raise StorageError("away")
+        self.caught_up = True
 
     def search(self, probes: Float, k: int, among: Any = None) -> tuple[list[list[Hit]], int]:
         return [[] for _ in probes], 0

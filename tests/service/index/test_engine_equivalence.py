@@ -10,9 +10,10 @@ import pytest
 from models.vision.recognition import l2_normalize
 from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import GallerySettings
-from service.index import milvus
+from service.index import follower, milvus
 from service.index.follower import Followers, in_process
 from service.index.segment_builder import Sizes
+from service.storage.repositories import shared_indexes
 from tests.databases import ON_BOTH
 from tests.nodes import Model, Nodes
 from tests.refusals import raises_code
@@ -26,6 +27,7 @@ STEPS = [
     "delete template",
     "move",
     "merge",
+    "trim",
     "search",
     "search",
 ]
@@ -36,7 +38,10 @@ STEPS = [
 @pytest.mark.parametrize(
     ("engine", "seed"), [*(("faiss", seed) for seed in range(3, 7)), ("milvus lite", 3), ("milvus server", 3)]
 )
-def test_two_nodes_answer_as_brute_force(engine: str, seed: int, nodes: Nodes) -> None:
+def test_two_nodes_answer_as_brute_force(engine: str, seed: int, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads the log in parts, or a snapshot where it was trimmed."""
+    monkeypatch.setattr(follower, "LINES_PER_BATCH", 3)
+    monkeypatch.setattr(shared_indexes, "LINES_PER_TURN", 3)
     here, there = nodes(engine), nodes(engine)
     gallery = here.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
     model = Model()
@@ -65,6 +70,8 @@ def test_two_nodes_answer_as_brute_force(engine: str, seed: int, nodes: Nodes) -
             to = others[rng.integers(len(others))]
             there.store.subjects.merge(there.store.galleries.get("g"), subject, to)
             model.enrolled[to] += model.enrolled.pop(subject)
+        elif step == "trim":
+            there.store.changes.trim(gallery, keep=2)
         elif step == "search":
             probes = l2_normalize(rng.normal(size=(3, DIMENSION)))
             among = None if rng.random() < 0.5 else {f"s{i}" for i in range(4)}

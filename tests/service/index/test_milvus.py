@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from pydantic import ValidationError
+from pymilvus import MilvusException
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryNotFoundError, IndexUnavailableError, SettingsError
 from service.domain.gallery import Gallery, GallerySettings
 from service.index import milvus_follower
+from service.index.milvus import NOT_LOADED, Collection, Milvus
 from service.server import embedded
 from service.settings import Settings, load_settings
 from service.storage.db.tables import changes, galleries
@@ -198,7 +200,7 @@ def test_the_log_is_shortened_up_to_where_milvus_is(nodes: Nodes, rng: np.random
     with sa.create_engine(node.url).begin() as connection:
         connection.execute(changes.insert(), [line] * (MIN_KEPT_LINES + 50))
     for floor in (reached, reached + 50):
-        node.engine.shorten_logs()
+        node.store.changes.trim_all()
         assert node.store.galleries.get("g").log_floor == floor
         model.check(node, probes(rng), 2)
 
@@ -227,11 +229,9 @@ def drop(node: Node, _: Model) -> bool:
     return True
 
 
-def cut_its_creation_short(node: Node, _: Model) -> bool:
+def release(node: Node, _: Model) -> bool:
     assert node.engine is not None
-    milvus, rows = node.engine.milvus, node.replica().opened()
-    milvus.call("release_collection", rows._name)
-    milvus.call("drop_index", rows._name, "vector")
+    node.engine.milvus.call("release_collection", node.replica().opened()._name)
     return False
 
 
@@ -273,7 +273,7 @@ def test_whatever_happens_to_a_collection_a_search_is_right_or_refused_once(
     node, there = nodes(), nodes()
     gallery, model = filled(node, rng, "abcd")
     model.check(there, probes(rng), 3)
-    for fault in (lose_the_log, drop, cut_its_creation_short, make_it_twice, cut_its_filling_short, lose_the_log):
+    for fault in (lose_the_log, drop, release, make_it_twice, cut_its_filling_short, lose_the_log):
         may_refuse = fault(node, model)
         for each in (node, there):
             with suppress(IndexUnavailableError) if may_refuse else nullcontext():
@@ -284,6 +284,32 @@ def test_whatever_happens_to_a_collection_a_search_is_right_or_refused_once(
         del model.enrolled["d"]
         enroll(node, model, ["d"], rng)
         model.check(there, probes(rng), 4)
+
+
+class Cut:
+    """Client of Milvus, whose collection was never loaded: the index that loading needs is missing."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def __getattr__(self, method: str) -> Callable[..., list[dict[str, int]]]:
+        def call(*_: object, **__: object) -> list[dict[str, int]]:
+            self.called.append(method)
+            if method != "query":
+                return []
+            if self.called[-2:] != ["load_collection", "query"]:
+                raise MilvusException(NOT_LOADED, "collection not loaded")
+            return [{"count(*)": 7}]
+
+        return call
+
+
+def test_a_collection_whose_creation_was_cut_short_gets_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Milvus Lite loads a collection without one."""
+    cut = Cut()
+    monkeypatch.setattr(Milvus, "_connected", lambda _: cut)
+    assert Collection(Milvus(""), "c", "", "", 0).count("gallery == 1") == 7
+    assert cut.called == ["query", "list_indexes", "create_index", "load_collection", "query"]
 
 
 def test_galleries_do_not_meet_and_leave_nothing_behind(nodes: Nodes, rng: np.random.Generator) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -385,6 +387,25 @@ def test_a_new_segment_contains_changes_made_during_its_build_and_none_replaces_
     meanwhile.append(lambda: index.load(Rows(np.arange(1000, 2000), vectors[1000:2000]), 5))
     index.compact()
     assert index.view.sequence == 5 and np.array_equal(keys_of(index.view), np.arange(1000, 2000))
+
+
+def test_a_change_waits_for_the_swap_of_a_segment(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, swap = index_of(16, "exact", sizes=SMALL), segment_builder.SegmentBuilder.swap
+    index.apply([batch(list(range(300)), l2_normalize(rng.normal(size=(300, 16))), 1)])
+    for start in (300, 450):
+        index.apply([batch(list(range(start, start + 150)), l2_normalize(rng.normal(size=(150, 16))), 2)])
+
+    def interrupted(*arguments: Any) -> View:
+        view = swap(*arguments)
+        changes.append(threads.submit(index.apply, [batch([1000], np.eye(1, 16, dtype=np.float32), 3)]))
+        wait(changes, 0.1)
+        return view
+
+    with ThreadPoolExecutor() as threads:
+        changes = list[Future[None]]()
+        monkeypatch.setattr(segment_builder.SegmentBuilder, "swap", interrupted)
+        index.compact()
+    assert changes and len(index.view) == 601 and index.view.sequence == 3
 
 
 def test_a_closed_index_stops_building(rng: np.random.Generator) -> None:
