@@ -14,10 +14,12 @@ Sides = Sequence[int | str | None] | None
 """Declared shape; None declares none."""
 
 
-def network(path: Path, inputs: Sequence[str], outputs: Sequence[str], *nodes: str, **constants: Any) -> Path:
+def network(
+    path: Path, inputs: Sequence[str], outputs: Sequence[str], *nodes: str, opset: Any = 18, **constants: Any
+) -> Path:
     """Write a network of nodes in ONNX's text form, with these constants."""
     graph = f"network ({', '.join(inputs)}) => ({', '.join(outputs)}) {{ {' '.join(nodes)} }}"
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {graph}')
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {graph}')
     model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items())
     onnx.save(model, path)
     return path

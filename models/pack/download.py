@@ -104,8 +104,6 @@ class Downloader:
 
     def _complete(self, url: str, partial: Path, resume: bool, size: int | None, progress: Progress) -> None:
         """Request the file until ``partial`` is complete. ``resume``: a mix of two versions would be noticed."""
-        if resume and size is not None and partial.exists() and partial.stat().st_size == size:
-            return
         problem, retry_after_s = "", 0.0
         for attempt in range(self._attempts):
             if attempt:

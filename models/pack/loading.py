@@ -39,9 +39,6 @@ MIN_DETECTOR_OUTPUTS: Final = 5
 YUNET_OUTPUTS: Final = 12
 FLOAT_TYPES: Final = (1, 10, 11)
 """ONNX's FLOAT, FLOAT16 and DOUBLE."""
-LANDMARK_SIDE_PX: Final = 192
-ATTRIBUTE_SIDE_PX: Final = 96
-SWAPPER_SIDE_PX: Final = 128
 MIN_CROP_PX: Final = 112
 CROP_MULTIPLE_PX: Final = 16
 EMBEDDING_MULTIPLE: Final = 64
@@ -150,12 +147,6 @@ def _route(path: Path, graph: onnx.GraphProto) -> DetectionSpec | RecognitionSpe
     if len(graph.output) >= MIN_DETECTOR_OUTPUTS:
         return _route_detector(path, graph)
     height, width = shape[2:]
-    if height == width == LANDMARK_SIDE_PX:
-        return "a landmark network (192x192)"
-    if height == width == ATTRIBUTE_SIDE_PX:
-        return "an attribute network (96x96)"
-    if len(inputs) == 2 and height == width == SWAPPER_SIDE_PX:
-        return "a face swapper (two inputs)"
     return _route_recognizer(path, graph, len(inputs), height, width)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
@@ -29,7 +29,6 @@ LARGE_FILE_BYTES: Final = 16_000_000
 Large networks are about as fast with dynamic shapes, and one compilation per shape would take hundreds of megabytes.
 """
 MAX_DYNAMIC_BATCH: Final = 8
-MAX_COMPILED_SHAPES: Final = 24
 PRECISION_HINTS: Final[dict[Precision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 CAPABILITIES: Final[dict[str, Precision]] = {"FP32": "fp32", "BF16": "bf16", "FP16": "fp16", "INT8": "int8"}
 TIMED_CHANNELS: Final = 128
@@ -150,7 +149,7 @@ class OpenVinoNetwork:
     """Network in ONNX or OpenVINO's format on the CPU, compiled on demand.
 
     Small networks are compiled per shape, since static shapes are up to twice as fast. Batches are split into
-    ``BATCH_SIZES``, and the least recently used shape is evicted. Large networks are compiled once for all shapes.
+    ``BATCH_SIZES``, and canvases have few sizes. Large networks are compiled once for all shapes.
     :meth:`run` may be called in several threads.
 
     Args:
@@ -210,9 +209,8 @@ class OpenVinoNetwork:
         fixed = 1 if flat else next(iter(self.input_shape), None)
         self._fixed = fixed if isinstance(fixed, int) else None
         self.is_static = self._fixed is not None or any(isinstance(side, int) for side in self.input_shape[2:])
-        self._compiled: OrderedDict[tuple[int, ...], _Compiled] = OrderedDict()
+        self._compiled: dict[tuple[int, ...], _Compiled] = {}
         self._compiling = threading.Lock()
-        self._finding = threading.Lock()
 
     @property
     def providers(self) -> list[str]:
@@ -238,9 +236,8 @@ class OpenVinoNetwork:
             compiled.idle.append(request)
 
     def placement(self, batch: Float) -> dict[str, int]:
-        """Run ``batch`` once and return the number of nodes by precision."""
-        self.run(batch)
-        compiled = self._compiled[next(reversed(self._compiled))].network
+        """Return the number of nodes by precision."""
+        compiled = self._compiled_for((self._sizes(batch.shape)[0], *batch.shape[1:])).network
         infos = [node.get_rt_info() for node in compiled.get_runtime_model().get_ordered_ops()]
         precisions = [
             info["runtimePrecision"].astype(str) for info in infos if info["layerType"].astype(str) not in DATA_LAYERS
@@ -258,20 +255,17 @@ class OpenVinoNetwork:
         """Return the network for the shape, compiled if necessary."""
         if self._is_large:
             shape = (self._fixed or -1, *(side if isinstance(side, int) else -1 for side in self.input_shape[1:]))
-        if (found := self._find(shape)) is not None:
+        if (found := self._compiled.get(shape)) is not None:
             return found
         with self._compiling:  # the model has one shape at a time; runs on other shapes go on meanwhile
-            if (found := self._find(shape)) is not None:
+            if (found := self._compiled.get(shape)) is not None:
                 return found
             try:
                 self._model.reshape(list(shape))
                 compiled = _Compiled(_core().compile_model(self._model, "CPU", self._options | self._sharing(shape)))
             except Exception as error:
                 raise PackError(self.path.name, f"OpenVINO cannot run it on {shape}: {summarize(error)}") from error
-            with self._finding:
-                self._compiled[shape] = compiled
-                if len(self._compiled) > MAX_COMPILED_SHAPES:
-                    self._compiled.popitem(last=False)
+            self._compiled[shape] = compiled
             return compiled
 
     def _sharing(self, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -279,12 +273,6 @@ class OpenVinoNetwork:
         if self.streams > 1 and _is_small(shape):
             return {"NUM_STREAMS": self.streams}
         return {"PERFORMANCE_HINT": "LATENCY"}
-
-    def _find(self, shape: tuple[int, ...]) -> _Compiled | None:
-        with self._finding:
-            if (found := self._compiled.get(shape)) is not None:
-                self._compiled.move_to_end(shape)
-            return found
 
 
 def _is_small(shape: tuple[int, ...]) -> bool:

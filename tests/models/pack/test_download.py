@@ -72,7 +72,7 @@ def test_a_download_without_a_checksum_restarts(downloader: Downloader, target: 
         ({"/f": File(CONTENT, ranges=False, cuts=[100_000])}, b"", [None, "bytes=100000-"]),
         ({"/f": File(CONTENT)}, CONTENT + b"more", ["bytes=300004-", None]),
         ({"/f": File(b"", location="/r"), "/r": File(CONTENT)}, b"", [None, None]),
-        ({}, CONTENT, []),
+        ({"/f": File(CONTENT)}, CONTENT, ["bytes=300000-", None]),
         ({"/f": File(CONTENT)}, b"damaged" * 1000, ["bytes=7000-", None]),
     ],
     ids=["without ranges", "too much was there", "redirected", "all was there", "damaged"],

@@ -201,13 +201,14 @@ def test_a_pack_with_int8_files_is_pulled_completely(server: Server, models_dir:
     files = {path.relative_to(published).as_posix(): path.read_bytes() for path in paths}
     assert {"recognizer.onnx", "int8/recognizer.onnx"} <= set(files)
     members = tuple(ArchiveMember(name, sha256(content), len(content)) for name, content in files.items())
-    zipped_files = {f"top/{name}": content for name, content in files.items()} | {"top/other.onnx": b"x"}
+    zipped_files = {f"top/{name}": content for name, content in files.items()}
+    zipped_files |= dict.fromkeys(("top/other.onnx", "../../other.onnx", str(tmp_path / "other.onnx")), b"x")
     entry = archive_pack(server, zipped(**zipped_files), members=members)
     entry = replace(entry, name="kith-compact")  # the name in its manifest
     directory = fetch(entry, models_dir)
     assert read_pull_record(entry, models_dir)["files"] == {name: sha256(content) for name, content in files.items()}
     assert all(result.ok for result in check_pack(entry, models_dir))
-    assert not list(directory.rglob("other.onnx"))  # members that are not listed
+    assert not list(tmp_path.parent.rglob("other.onnx"))  # members that are not listed
     int8 = load_pack(directory).recognition.int8
     assert int8 is not None
     assert int8.path == directory / "int8" / "recognizer.onnx"
@@ -221,9 +222,6 @@ BOTH = {"detector.onnx": DETECTOR, "recognizer.onnx": RECOGNIZER}
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (zipped(**BOTH, **{"../../evil.onnx": b"x"}), r"\.\./\.\./evil\.onnx.*outside"),
-        (zipped(**BOTH, **{"/etc/evil": b"x"}), "outside"),
-        (zipped(**BOTH, **{"C:\\evil": b"x"}), "outside"),
         (zipped(**{"detector.onnx": DETECTOR}), "recognizer.onnx 0 times"),
         (zipped(**{"a/detector.onnx": DETECTOR, "b/detector.onnx": DETECTOR}), "detector.onnx 2 times"),
         (zipped(**{**BOTH, "detector.onnx": DETECTOR + b"x"}), "larger than"),
@@ -232,13 +230,12 @@ BOTH = {"detector.onnx": DETECTOR, "recognizer.onnx": RECOGNIZER}
         (zipped(**BOTH)[:-100], "cannot be read"),
         (b"<html>", "cannot be read"),
     ],
-    ids=["traversal", "absolute", "drive", "lacking", "twice", "too large", "a bomb", "another", "cut", "no zip"],
+    ids=["lacking", "twice", "too large", "a bomb", "another", "cut", "no zip"],
 )
 def test_invalid_archives_are_rejected(content: bytes, message: str, server: Server, models_dir: Path) -> None:
     with pytest.raises(PullError, match=message):
         fetch(archive_pack(server, content), models_dir)
     assert not (models_dir / "zipped").exists()
-    assert not list(models_dir.parent.rglob("evil*"))
     unpacked = models_dir / ".pull" / "zipped" / "pack" / "detector.onnx"
     assert not unpacked.exists() or unpacked.stat().st_size <= len(DETECTOR)
 

@@ -27,7 +27,6 @@ from models.runtime.onnx_files import finalize_onnx
 from models.runtime.onnx_runtime import (
     BATCH_BUCKETS,
     OnnxNetwork,
-    available_cores,
     available_providers,
     choose_bucket,
     profile_nodes,
@@ -141,16 +140,18 @@ def test_a_process_that_runs_networks_sends_and_writes_nothing_and_can_be_stoppe
     OpenVINO replaces the signal stack: a server that closed networks in the order of their opening must still stop.
     """
     script = (
-        "import gc, signal, socket, sys\nimport numpy as np\nfrom pathlib import Path\n"
+        "import gc, os, signal, socket, sys\nimport numpy as np\nfrom pathlib import Path\n"
         "def refuse(*a): raise SystemExit('network access')\n"
         "socket.socket.connect = socket.getaddrinfo = refuse\n"
-        "from models.runtime.onnx_runtime import OnnxNetwork\n"
+        "from models.runtime.onnx_runtime import OnnxNetwork, available_cores\n"
         "from models.runtime.openvino_network import OpenVinoNetwork\n"
         "signal.signal(signal.SIGTERM, lambda *_: print('stopped'))\n"
         f"path = Path({str(BUNDLED_PACK / 'recognizer.onnx')!r})\n"
         "networks = [kind(path) for kind in (OpenVinoNetwork, OpenVinoNetwork, OnnxNetwork)]\n"
         "for network in networks: network.run(np.zeros((1, 3, 112, 112), np.float32))\n"
         "assert 'openvino_telemetry' not in sys.modules\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "assert available_cores() == 1\n"
         "del network\n"
         "while networks: networks.pop(0), gc.collect()\n"
         "signal.raise_signal(signal.SIGTERM)\n"
@@ -183,16 +184,6 @@ def test_a_missing_provider_is_not_replaced_silently(colors: Path) -> None:
         OnnxNetwork(colors, "OtherExecutionProvider")
 
 
-def test_available_cores_respect_the_affinity() -> None:
-    assert 1 <= available_cores() <= (os.cpu_count() or 1)
-    only_one = (
-        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
-        "from models.runtime.onnx_runtime import available_cores; print(available_cores())"
-    )
-    done = subprocess.run([sys.executable, "-c", only_one], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "1"
-
-
 @pytest.mark.parametrize("slopes", [[-0.6], [0.2, -1.5]], ids=["one slope", "a slope a channel"])
 def test_an_activation_of_one_slope_becomes_one_that_is_fused(
     slopes: list[float], tmp_path: Path, rng: np.random.Generator
@@ -211,14 +202,6 @@ def test_an_activation_of_one_slope_becomes_one_that_is_fused(
 
 
 # OpenVINO
-
-
-def test_compiled_shapes_are_bounded(colors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino_network, "MAX_COMPILED_SHAPES", 3)
-    network = OpenVinoNetwork(colors)
-    for side in range(1, 6):
-        network.run(np.zeros((1, 3, 32, 32 * side), np.float32))
-    assert len(network._compiled) == 3
 
 
 def test_a_large_network_is_compiled_once_for_all_shapes(

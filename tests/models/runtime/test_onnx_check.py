@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -53,8 +52,8 @@ def with_weight(**fields: Any) -> onnx.ModelProto:
     return network(weights=[TensorProto(**whole)])
 
 
-def outside(location: str, **more: str) -> onnx.ModelProto:
-    entries = [onnx.StringStringEntryProto(key=k, value=v) for k, v in ({"location": location} | more).items()]
+def outside(location: str) -> onnx.ModelProto:
+    entries = [onnx.StringStringEntryProto(key="location", value=location)]
     return with_weight(data_location=TensorProto.EXTERNAL, external_data=entries)
 
 
@@ -66,9 +65,9 @@ def branches(depth: int, innermost: onnx.NodeProto) -> onnx.NodeProto:
     return node
 
 
-def _function(model: onnx.ModelProto, domain: str) -> None:
+def _function(model: onnx.ModelProto) -> None:
     node = helper.make_node("Relu", ["a"], ["b"])
-    model.functions.append(helper.make_function(domain, "Mine", ["a"], ["b"], [node], [helper.make_opsetid("", 18)]))
+    model.functions.append(helper.make_function("", "Mine", ["a"], ["b"], [node], [helper.make_opsetid("", 18)]))
 
 
 def running(operator: str, **attributes: Any) -> onnx.ModelProto:
@@ -84,25 +83,17 @@ HUGE = 2**62
 UNDECLARED = [onnx.StringStringEntryProto(key="location", value="a")]
 port = helper.make_tensor_value_info
 HOSTILE: dict[str, tuple[onnx.ModelProto, str]] = {
-    "IR of the future": (edited(lambda m: setattr(m, "ir_version", 99)), "IR version 99"),
-    "opset of the future": (edited(lambda m: setattr(m.opset_import[0], "version", 99)), "opset 99"),
-    "no opset": (edited(lambda m: m.ClearField("opset_import")), "opset 0"),
     "custom operator": (running("Steal", domain="evil"), "'Steal' of 'evil'"),
-    "runtime's internal operator": (running("EPContext", domain="com.microsoft"), "com.microsoft"),
     "unknown operator": (running("Steal"), "'Steal' that is not in the ONNX standard"),
-    "own function": (edited(lambda m: _function(m, "evil")), "custom operator"),
-    "standard's name for an own function": (edited(lambda m: _function(m, "")), "custom operator"),
+    "standard's name for an own function": (edited(_function), "custom operator"),
     "loop": (running("Loop", body=BODY), "Loop"),
     "reads files": (running("ImageDecoder"), "ImageDecoder"),
     "hidden in a branch": (network(branches(2, helper.make_node("Steal", ["x"], ["b"], domain="evil"))), "'evil'"),
     "deeply nested graphs": (network(branches(5, helper.make_node("Identity", ["x"], ["b"]))), "nests subgraphs"),
-    "training": (edited(lambda m: m.training_info.add()), "training graph"),
     "outside, absolute": (outside("/etc/passwd"), "another file"),
-    "outside, beside": (outside("weights.bin", offset="0", length="24"), "another file"),
     "outside, undeclared": (with_weight(external_data=UNDECLARED), "another"),
     "outside, in a constant": (running("Constant", value=outside("a").graph.initializer[0]), "another"),
     "too few bytes": (with_weight(raw_data=b"\0" * 20), "20 bytes or numbers, its shape needs 24"),
-    "too many bytes": (with_weight(raw_data=b"\0" * 28), "28 bytes"),
     "negative side": (with_weight(dims=[-2, -3], raw_data=b"\0" * 24), "exceeds the limits"),
     "sides that overflow": (with_weight(dims=[HUGE, 4], raw_data=b""), "exceeds the limits"),
     "too many sides": (with_weight(dims=[1] * 9, raw_data=b"\0" * 4), "exceeds the limits"),
@@ -158,19 +149,6 @@ def test_rejected_files_reach_no_runtime(opens: type, tmp_path: Path, monkeypatc
     assert seen == []
 
 
-def test_a_replaced_file_is_checked_again(tmp_path: Path) -> None:
-    path = tmp_path / "x.onnx"
-    onnx.save(network(), path)
-    check_network(path)
-    before = path.stat()
-    onnx.save(HOSTILE["loop"][0], tmp_path / "y.onnx")
-    os.utime(tmp_path / "y.onnx", ns=(before.st_atime_ns, before.st_mtime_ns))
-    (tmp_path / "y.onnx").replace(path)
-    for _ in range(2):
-        with pytest.raises(PackError, match="Loop"):
-            check_network(path)
-
-
 def test_oversized_files_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "x.onnx"
     with path.open("wb") as file:
@@ -179,8 +157,6 @@ def test_oversized_files_are_not_read(tmp_path: Path) -> None:
         check_network(path)
     with pytest.raises(PackError, match="is not a file"):
         check_network(tmp_path)
-    with pytest.raises(PackError, match="cannot be read"):
-        check_network(tmp_path / "absent.onnx")
 
 
 @settings(max_examples=150)

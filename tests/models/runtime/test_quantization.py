@@ -12,6 +12,7 @@ from models.pack.manifest import ModelPack
 from models.runtime.onnx_files import restore_fp32_weights
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.runtime.quantization import Quantizer
+from tests.networks import network
 
 
 def layers(path: Path) -> dict[str, bool]:
@@ -45,23 +46,19 @@ def test_only_sensitive_layers_stay_fp32(task: str, pack: ModelPack, tmp_path: P
 @pytest.fixture
 def old(tmp_path: Path, rng: np.random.Generator) -> Path:
     """Network of an old opset, with three unnamed layers."""
-    shapes = (("first", (8, 3, 3, 3)), ("second", (8, 8, 3, 3)), ("third", (4, 8, 1, 1)))
-    graph = onnx.helper.make_graph(
-        [
-            onnx.helper.make_node("Conv", ["x", "first"], ["a"], kernel_shape=[3, 3]),
-            onnx.helper.make_node("Relu", ["a"], ["b"]),
-            onnx.helper.make_node("Conv", ["b", "second"], ["c"], kernel_shape=[3, 3]),
-            onnx.helper.make_node("Relu", ["c"], ["d"]),
-            onnx.helper.make_node("Conv", ["d", "third"], ["y"], kernel_shape=[1, 1]),
-        ],
-        "old",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 3, 16, 16])],
-        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 4, 12, 12])],
-        [onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name) for name, shape in shapes],
+    shapes = {"first": (8, 3, 3, 3), "second": (8, 8, 3, 3), "third": (4, 8, 1, 1)}
+    return network(
+        tmp_path / "old.onnx",
+        ["float[n, 3, 16, 16] x"],
+        ["float[n, 4, 12, 12] y"],
+        "a = Conv<kernel_shape = [3, 3]> (x, first)",
+        "b = Relu (a)",
+        "c = Conv<kernel_shape = [3, 3]> (b, second)",
+        "d = Relu (c)",
+        "y = Conv<kernel_shape = [1, 1]> (d, third)",
+        opset=11,
+        **{name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()},
     )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 11)], ir_version=6)
-    onnx.save(model, tmp_path / "old.onnx")
-    return tmp_path / "old.onnx"
 
 
 def test_the_middle_is_quantized_and_averaged_ranges_round_less(

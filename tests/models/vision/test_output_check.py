@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -25,7 +26,8 @@ from models.vision.specs import DetectionSpec, LivenessSpec, Normalization, Reco
 from tests.networks import color_network, scrfd_network, warmth
 
 Write = Callable[[Path], Path]
-INF, NAN = float("inf"), float("nan")
+Specify = Callable[[Path], DetectionSpec | RecognitionSpec | LivenessSpec]
+NAN = float("nan")
 
 
 @pytest.fixture(params=get_args(Engine))
@@ -42,8 +44,8 @@ def detection(path: Path) -> DetectionSpec:
     return DetectionSpec(path, None, Normalization(127.5, 128.0), "scrfd")
 
 
-def liveness(path: Path, live_class: int | None = None) -> LivenessSpec:
-    return LivenessSpec(path, None, Normalization(0, 255), LIVENESS_ALIGNMENT, live_class, 0.8, 0.3)
+def liveness(path: Path) -> LivenessSpec:
+    return LivenessSpec(path, None, Normalization(0, 255), LIVENESS_ALIGNMENT, None, 0.8, 0.3)
 
 
 def opened(spec: DetectionSpec | RecognitionSpec | LivenessSpec, engine: Engine) -> Network:
@@ -57,47 +59,60 @@ def _over_the_batch(path: Path) -> Path:
     return path
 
 
-UNUSABLE_RECOGNIZERS: dict[str, tuple[Write, str]] = {
-    "signed bytes": (lambda p: color_network(p, dtype=TensorProto.INT8), "input of type"),
-    "channels last": (lambda p: color_network(p, ["batch", 112, 112, 3], axes=(1, 2)), ", 112, 112, 3"),
-    "gray": (lambda p: color_network(p, ["batch", 1, 112, 112]), ", 1, 112, 112"),
-    "vectors": (lambda p: color_network(p, ["batch", 3], axes=()), "an input of"),
-    "no declared input": (lambda p: color_network(p, None), "an input of"),
+SCORES: dict[str, Any] = {"image": ["n", 3, 80, 80], "numbers": 1, "declared": ["n", 1]}
+UNUSABLE: dict[str, tuple[Specify, Write, str]] = {
+    "signed bytes": (recognition, partial(color_network, dtype=TensorProto.INT8), "input of type"),
+    "channels last": (recognition, partial(color_network, image=["n", 112, 112, 3], axes=(1, 2)), ", 112, 112, 3"),
+    "vectors": (recognition, partial(color_network, image=["batch", 3], axes=()), "an input of"),
+    "no declared input": (recognition, partial(color_network, image=None), "an input of"),
     "a larger crop": (
-        lambda p: color_network(p, ["batch", 3, 160, 160]),
+        recognition,
+        partial(color_network, image=["batch", 3, 160, 160]),
         r", 3, 160, 160\), but the pack's crops are 112x112",
     ),
-    "an oblong crop": (lambda p: color_network(p, ["batch", 3, 112, 96]), r", 3, 112, 96\), but the pack's crops"),
-    "two outputs": (lambda p: color_network(p, outputs=2), "exactly one output"),
+    "two outputs": (recognition, partial(color_network, outputs=2), "exactly one output"),
     "too few numbers": (
-        lambda p: color_network(p, numbers=32, declared=["batch", 32]),
+        recognition,
+        partial(color_network, numbers=32, declared=["batch", "n"]),
         "is 64, the network returns 32",
     ),
-    "undeclared length": (
-        lambda p: color_network(p, numbers=32, declared=["batch", "n"]),
-        "is 64, the network returns 32",
+    "no numbers": (recognition, partial(color_network, numbers=0, declared=["batch", 0]), "x.onnx|returns 0"),
+    "undefined numbers": (recognition, partial(color_network, factor=NAN), "finite"),
+    "zeros": (recognition, partial(color_network, factor=0), "zero"),
+    "one vector per batch": (recognition, _over_the_batch, r"x\.onnx|embedding_dimension"),
+    "no points": (detection, partial(color_network, image=["n", 3, 640, 640], outputs=6), "has 6 outputs"),
+    "one anchor": (detection, partial(scrfd_network, anchors=1), "head needs"),
+    "oblong photos only": (
+        detection,
+        partial(scrfd_network, height=480, width=640, grid=True),
+        "only photos of 480x640",
     ),
-    "no numbers": (lambda p: color_network(p, numbers=0, declared=["batch", 0]), "x.onnx|returns 0"),
-    "undefined numbers": (lambda p: color_network(p, factor=NAN), "finite"),
-    "zeros": (lambda p: color_network(p, factor=0), "zero"),
-    "one vector per batch": (_over_the_batch, r"x\.onnx|embedding_dimension"),
+    "undefined cells": (detection, partial(scrfd_network, bias=NAN), "not finite"),
+    "a larger crop of liveness": (
+        liveness,
+        partial(warmth, side=128),
+        r", 3, 128, 128\), but the pack's crops are 80x80",
+    ),
+    "classes": (liveness, partial(warmth, classes=True), "live_class"),
+    "undefined scores": (liveness, partial(color_network, factor=NAN, **SCORES), "not finite"),
+    "two scores": (liveness, partial(color_network, outputs=2, **SCORES), "exactly one output"),
 }
 
 
-@pytest.mark.parametrize("what", UNUSABLE_RECOGNIZERS)
-def test_unusable_recognizers_are_rejected(what: str, engine: Engine, tmp_path: Path) -> None:
-    write, said = UNUSABLE_RECOGNIZERS[what]
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_unusable_networks_are_rejected(what: str, engine: Engine, tmp_path: Path) -> None:
+    specify, write, said = UNUSABLE[what]
     with pytest.raises(PackError, match=said):
-        opened(recognition(write(tmp_path / "x.onnx")), engine)
+        opened(specify(write(tmp_path / "x.onnx")), engine)
 
 
 USABLE_RECOGNIZERS: dict[str, Write] = {
-    "fp16": lambda p: color_network(p, dtype=TensorProto.FLOAT16),
-    "double": lambda p: color_network(p, dtype=TensorProto.DOUBLE),
-    "fixed batch": lambda p: color_network(p, [4, 3, 112, 112], declared=[4, 64]),
-    "open sides": lambda p: color_network(p, ["n", "channels", "height", "width"]),
-    "unnamed sides": lambda p: color_network(p, [None, 3, None, None], declared=[None, None]),
-    "undeclared output": lambda p: color_network(p, declared=None),
+    "fp16": partial(color_network, dtype=TensorProto.FLOAT16),
+    "double": partial(color_network, dtype=TensorProto.DOUBLE),
+    "fixed batch": partial(color_network, image=[4, 3, 112, 112], declared=[4, 64]),
+    "open sides": partial(color_network, image=["n", "channels", "height", "width"]),
+    "unnamed sides": partial(color_network, image=[None, 3, None, None], declared=[None, None]),
+    "undeclared output": partial(color_network, declared=None),
 }
 
 
@@ -135,30 +150,13 @@ def test_crops_of_another_size_are_served(engine: Engine, tmp_path: Path) -> Non
     assert Recognizer(opened(spec, engine), spec).embed(np.full((2, 160, 160, 3), 9, np.uint8)).shape == (2, 64)
 
 
-UNUSABLE_DETECTORS: dict[str, tuple[Write, str]] = {
-    "no points": (lambda p: color_network(p, ["n", 3, 640, 640], outputs=6), "has 6 outputs"),
-    "numbers of another kind": (lambda p: color_network(p, ["n", 3, 640, 640], outputs=9), "head needs"),
-    "seven columns": (lambda p: scrfd_network(p, columns=(1, 7, 10)), "head needs"),
-    "one anchor": (lambda p: scrfd_network(p, anchors=1), "head needs"),
-    "oblong photos only": (lambda p: scrfd_network(p, 480, 640, grid=True), "only photos of 480x640"),
-    "undefined numbers": (lambda p: scrfd_network(p, bias=NAN), "not finite"),
-}
-
-
-@pytest.mark.parametrize("what", UNUSABLE_DETECTORS)
-def test_unusable_detectors_are_rejected(what: str, engine: Engine, tmp_path: Path) -> None:
-    write, said = UNUSABLE_DETECTORS[what]
-    with pytest.raises(PackError, match=said):
-        opened(detection(write(tmp_path / "x.onnx")), engine)
-
-
 USABLE_DETECTORS: dict[str, Write] = {
     "open": scrfd_network,
-    "fp16": lambda p: scrfd_network(p, dtype=TensorProto.FLOAT16),
-    "fixed square": lambda p: scrfd_network(p, 640, 640, grid=True),
-    "oblong, opened": lambda p: scrfd_network(p, 480, 640),
-    "fp16, opened": lambda p: scrfd_network(p, 640, 640, dtype=TensorProto.FLOAT16),
-    "one fixed side, opened": lambda p: scrfd_network(p, 640, "width"),
+    "fp16": partial(scrfd_network, dtype=TensorProto.FLOAT16),
+    "fixed square": partial(scrfd_network, height=640, width=640, grid=True),
+    "oblong, opened": partial(scrfd_network, height=480, width=640),
+    "fp16, opened": partial(scrfd_network, height=640, width=640, dtype=TensorProto.FLOAT16),
+    "one fixed side, opened": partial(scrfd_network, height=640, width="width"),
 }
 
 
@@ -169,25 +167,6 @@ def test_other_detectors_are_served(what: str, engine: Engine, tmp_path: Path, g
     found, turned = detector.detect([group, np.ascontiguousarray(group.transpose(1, 0, 2))])
     assert len(found) > 0
     assert len(turned) > 0
-
-
-UNUSABLE_LIVENESS: dict[str, tuple[Write, str]] = {
-    "a larger crop": (lambda p: warmth(p, side=128), r", 3, 128, 128\), but the pack's crops are 80x80"),
-    "classes": (lambda p: warmth(p, classes=True), "live_class"),
-    "logits": (lambda p: color_network(p, ["n", 3, 80, 80], 1, declared=["n", 1], factor=1e6), "outside"),
-    "undefined": (lambda p: color_network(p, ["n", 3, 80, 80], 1, declared=["n", 1], factor=NAN), "not finite"),
-    "two outputs": (
-        lambda p: color_network(p, ["n", 3, 80, 80], 1, declared=["n", 1], outputs=2),
-        "exactly one output",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", UNUSABLE_LIVENESS)
-def test_unusable_liveness_networks_are_rejected(what: str, engine: Engine, tmp_path: Path) -> None:
-    write, said = UNUSABLE_LIVENESS[what]
-    with pytest.raises(PackError, match=said):
-        opened(liveness(write(tmp_path / "x.onnx")), engine)
 
 
 def test_a_network_that_openvino_cannot_run_is_served_by_onnxruntime(tmp_path: Path) -> None:
