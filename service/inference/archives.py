@@ -46,7 +46,6 @@ NAMES_REMEDY: Final = (
     "State the encoding with names (kith enroll --names): gbk or big5 for Chinese, cp932 for Japanese, cp949 for "
     "Korean, cp866 or cp1251 for Russian. Or pack again with a tool that writes UTF-8, such as tar."
 )
-PACK_AGAIN: Final = "State another encoding with names, or pack again with a tool that writes UTF-8, such as tar."
 
 
 ArchiveKind = Literal["zip", "tar", "gzip", "zstd"]
@@ -225,7 +224,7 @@ def _translated_errors(problem: str) -> Iterator[None]:
             raise fault from None
         if isinstance(error, UnicodeDecodeError):
             name = error.object.decode("ascii", "backslashreplace")
-            raise ArchiveInvalidError(f"the name '{name}' is not in {error.encoding}", PACK_AGAIN) from error
+            raise ArchiveInvalidError(f"the name '{name}' is not in {error.encoding}", NAMES_REMEDY) from error
         raise ArchiveInvalidError(f"{problem}: {error}") from error
 
 

@@ -71,17 +71,11 @@ async def queue_archive(
 
 
 async def _receive(request: Request, backend: Backend, file: SealedWriter) -> None:
-    """Write the body to ``file`` as it arrives.
-
-    Raises ArchiveInvalidError once its first bytes are no archive's.
-    """
+    """Write the body to ``file`` as it arrives. Raises ArchiveInvalidError if its first bytes are no archive's."""
     head = b""
     try:
         async for block in request.stream():
-            if len(head) < SIGNATURE_BYTES:
-                head += block
-                if len(head) >= SIGNATURE_BYTES:
-                    archive_kind(head)
+            head += block[: SIGNATURE_BYTES - len(head)]
             await backend.threads.run(backend.spool.write, file, block)
         archive_kind(head)
     except ClientDisconnect as error:
