@@ -47,10 +47,8 @@ export const careful = (label, question, act, props) =>
  * keeps it on other pages, and the class "key" after a change of the key. */
 export function dialog(title, ...content) {
   const id = unique("dialog");
-  const box = h("dialog.dialog", { "aria-labelledby": id }, [h("h2", { id }, title), ...content]);
-  let outside = false; // text selection that ends outside must not close the dialog
-  box.addEventListener("pointerdown", (event) => (outside = event.target === box && !within(box, event)));
-  box.addEventListener("click", (event) => outside && event.target === box && !within(box, event) && box.close("no"));
+  const props = { "aria-labelledby": id, closedby: "any" };
+  const box = h("dialog.dialog", props, [h("h2", { id }, title), ...content]);
   box.addEventListener("close", () => box.remove());
   document.body.append(box);
   box.showModal();
@@ -59,12 +57,7 @@ export function dialog(title, ...content) {
 
 /** Close the dialogs of a page, or all dialogs if the `key` is removed. Open questions are answered with no. */
 export function closeDialogs({ key = false } = {}) {
-  for (const box of document.querySelectorAll(`dialog[open]:not(${key ? ".key" : ".stays"})`)) box.close("no");
-}
-
-function within(box, event) {
-  const { left, right, top, bottom } = box.getBoundingClientRect();
-  return event.clientX >= left && event.clientX <= right && event.clientY >= top && event.clientY <= bottom;
+  for (const box of document.querySelectorAll(`dialog[open]:not(${key ? ".key" : ".stays"})`)) box.close();
 }
 
 /** Show a secret once, in a dialog that stays open when the page reloads for a new key. */
@@ -85,6 +78,6 @@ export function secretDialog(title, label, secret, text) {
   );
   // An accidental click or another page must not lose the secret.
   box.classList.add("stays");
-  box.addEventListener("click", (event) => event.target === box && event.stopImmediatePropagation(), true);
+  box.setAttribute("closedby", "closerequest");
   input.focus();
 }
