@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
 from kith import Kith
 from tests.browser.chromium import faults
@@ -27,21 +27,13 @@ def job(**state: Any) -> dict[str, Any]:
     return {**about, **rate, "state": "running", "done_count": 3, "failed_count": 0, **state}
 
 
-def jobs(**state: Any) -> dict[str, Any]:
-    return {"data": [job(**state)], "next": None}
-
-
 def test_jobs_list_their_refused_items_and_say_since_when_they_are_stale(visit: Opener, populated: str) -> None:
     page = visit("", populated)
-
-    def items(route: Route) -> None:
-        is_first = "cursor=" not in route.request.url
-        rows = [{"item": f"photo {i}", "problem": REFUSAL} for i in range(50 if is_first else 10)]
-        route.fulfill(json={"data": rows, "next": "50" if is_first else None})
-
     page.clock.install()
-    answers(page, r"/v1/jobs\?", jobs(failed_count=60))
-    page.route(re.compile("/items"), items)
+    answers(page, r"/v1/jobs\?", {"data": [job(failed_count=60)], "next": None})
+    items = [{"item": f"photo {i}", "problem": REFUSAL} for i in range(60)]
+    answers(page, "/items", {"data": items[:50], "next": "50"})
+    answers(page, "/items.*cursor=", {"data": items[50:], "next": None})
     page.goto(f"{populated}/console#/jobs")
     page.locator("details.items summary").click()
     expect(page.locator(".refusals li")).to_have_count(50)
@@ -60,7 +52,7 @@ def test_jobs_list_their_refused_items_and_say_since_when_they_are_stale(visit: 
     page.clock.run_for(60_000)
     assert asked == []  # the audit has each refused request
     page.unroute_all()
-    answers(page, r"/v1/jobs\?", jobs(done_count=50))
+    answers(page, r"/v1/jobs\?", {"data": [job(done_count=50)], "next": None})
     note.get_by_role("button", name="Refresh").click()
     expect(page.get_by_text("50 of 100 items")).to_be_visible()
     expect(note).to_have_count(0)
