@@ -9,6 +9,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import dropwhile, groupby
 from pathlib import Path
 from typing import Any
 
@@ -104,16 +105,10 @@ def commands(page: Path) -> Iterator[list[str]]:
         for line in block.replace("\\\n", " ").splitlines():
             lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
             lexer.whitespace_split = True
-            words: list[str] = []
-            for word in [*lexer, ";"]:
-                if not set(word) <= set(";|&()"):
-                    words.append(word)
-                    continue
-                while words and re.match(r"\w+=", words[0]):
-                    words.pop(0)
-                if words and words[0][0] != "-" and words[0].rpartition("/")[2] in PROGRAMS:
+            for _, said in groupby(lexer, lambda word: set(word) <= set(";|&()")):
+                words = list(dropwhile(re.compile(r"\w+=").match, said))
+                if words and words[0][0] not in ";|&()-" and words[0].rpartition("/")[2] in PROGRAMS:
                     yield [words[0].rpartition("/")[2], *words[1:]]
-                words = []
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))], ids=name)
