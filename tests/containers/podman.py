@@ -37,20 +37,17 @@ LOCKED: Final = (
 )
 
 
-def podman(*arguments: str, status: int | None = 0) -> str:
-    """Run podman and return its output. ``status``: expected exit status; None allows any."""
-    done = _call(*arguments)
+def podman(*arguments: str, status: int | None = 0) -> subprocess.CompletedProcess[str]:
+    """Run podman. ``status``: expected exit status; None allows any."""
+    command = ["podman", "--runtime", "runc", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert status is None or done.returncode == status, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
-    return done.stdout
+    return done
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run one command in a new container."""
-    return _call("run", "--rm", *arguments)
-
-
-def _call(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["podman", "--runtime", "runc", *arguments], capture_output=True, text=True, timeout=120)
+def run(*arguments: str, status: int | None = 0) -> subprocess.CompletedProcess[str]:
+    """Run one command in a new restricted container."""
+    return podman("run", "--rm", *LOCKED, *arguments, status=status)
 
 
 class Container:
@@ -72,14 +69,10 @@ class Container:
     def __exit__(self, *_: object) -> None:
         podman("rm", "--force", "--volumes", self.name)
 
-    @property
-    def is_healthy(self) -> bool:
-        """Run the image's own health check."""
-        return _call("healthcheck", "run", self.name).returncode == 0
-
     def wait_until_healthy(self) -> None:
+        """Wait for the image's own health check."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self.is_healthy:
+        while podman("healthcheck", "run", self.name, status=None).returncode != 0:
             assert time.monotonic() < deadline, self.log()
             threading.Event().wait(0.1)
 
@@ -87,7 +80,7 @@ class Container:
         return Kith(f"http://127.0.0.1:{self.port}", KEY)
 
     def execute(self, *command: str, status: int | None = 0) -> str:
-        return podman("exec", self.name, *command, status=status)
+        return podman("exec", self.name, *command, status=status).stdout
 
     def restart(self) -> None:
         podman("restart", "--time", str(STOP_TIMEOUT_S), self.name)
@@ -95,7 +88,7 @@ class Container:
     def stop(self) -> int:
         """Stop the container like podman stop, and return the exit status: 137 if it had to be killed."""
         podman("stop", "--time", str(STOP_TIMEOUT_S), self.name)
-        return int(podman("inspect", "--format", "{{.State.ExitCode}}", self.name))
+        return int(podman("inspect", "--format", "{{.State.ExitCode}}", self.name).stdout)
 
     def log(self) -> str:
-        return _call("logs", self.name).stderr
+        return podman("logs", self.name).stderr
