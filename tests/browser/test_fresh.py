@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from kith import Kith
 from tests.browser.chromium import faults
-from tests.browser.conftest import Opener, Photos, caught, go, held_back, started, transfer
+from tests.browser.conftest import PHONE, Opener, Photos, caught, go, held_back, started, transfer
 
 REFUSAL = {"code": "no_face", "title": "No face", "detail": "None was found.", "remedy": ""}
 ID, TIME = "1" * 32, "2026-01-01T00:00:00Z"
@@ -128,7 +128,7 @@ def test_somebody_is_found_whom_no_page_has_listed(visit: Opener, kith: Kith) ->
 def test_photos_and_people_are_compared(visit: Opener, kith: Kith, photos: Photos) -> None:
     kith.create_gallery("doors", risk={"fmr": 0.0001})
     kith.enroll("doors", "ada", photos["ada"])
-    page = visit("/compare")
+    page = visit("/compare", viewport=PHONE)
     strict = page.get_by_label("How strict")
     expect(strict).to_have_value("standard")
     first, second = (page.get_by_role("group", name=name) for name in ("First", "Second"))
