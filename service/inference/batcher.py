@@ -97,7 +97,7 @@ class DevicePool:
                     self.changed.wait()
                 batcher, background = self._next(waiting)
                 among = sum(idle < len(batcher.functions) for idle in self._idle)
-                batch = batcher.take(background, among)
+                batch = batcher.take(background, alone=not self._lead.requests_recent, among=among)
                 self._idle.discard(device)
                 if len(waiting) > 1 or batcher.queue:
                     self.changed.notify_all()  # another device may be idle
@@ -116,6 +116,45 @@ class DevicePool:
         }
         background = self._lead.background(bool(lanes[False]), bool(lanes[True]))
         return min(lanes[background], key=lambda each: each.queue.since(background)), background
+
+
+class BatchCosts:
+    """Moving average of batch durations in seconds, by key and bucket.
+
+    A device's first batch of each kind is ignored, because it may include the compilation of the network.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = tuple(sizes)
+        self._seconds: dict[tuple[Hashable, int], float] = {}
+        self._begun: set[tuple[int, Hashable, int]] = set()
+
+    def add(self, device: int, key: Hashable, count: int, seconds: float) -> bool:
+        """Add a measurement. Return False if it is ignored."""
+        bucket = self.bucket(count)
+        if (device, key, bucket) not in self._begun:
+            self._begun.add((device, key, bucket))
+            return False
+        self._seconds[key, bucket] = _moving_average(self._seconds.get((key, bucket), seconds), seconds)
+        return True
+
+    def fitting(self, key: Hashable, waiting: int) -> int:
+        """Return how many of the ``waiting`` items to take.
+
+        The result is the largest bucket that they fill, if running the rest afterwards is faster than padding all items
+        to one bucket. Otherwise it is as many as fit.
+        """
+        waiting = min(waiting, self._sizes[-1])
+        full = max(size for size in self._sizes if size <= waiting)
+        parts = [self._seconds.get((key, self.bucket(count))) for count in (full, waiting - full, waiting) if count]
+        if full == waiting or None in parts:
+            return waiting
+        first, rest, whole = (part for part in parts if part is not None)
+        return full if first + rest < whole else waiting
+
+    def bucket(self, count: int) -> int:
+        """Return the size to which a batch of ``count`` items is padded."""
+        return self._sizes[bisect_left(self._sizes, count)]
 
 
 @dataclass(eq=False, slots=True)
@@ -160,6 +199,8 @@ class Batcher(Generic[Item, Result]):
         shape_of: Callable[[Item], Hashable] | None = None,
         metrics: Metrics | None = None,
     ) -> None:
+        if not 0 < len(functions) <= devices.count:
+            raise ValueError(f"{len(functions)} functions for {devices.count} devices")
         self.name = name
         self.queue = FairQueue[Item]()
         self.seconds_per_item = 0.0
@@ -168,8 +209,8 @@ class Batcher(Generic[Item, Result]):
         self.metrics = metrics.of_batches(name)
         self._devices = devices
         self.functions = functions
-        self._sizes = tuple(sizes)
-        self._ran: set[tuple[int, Hashable, int]] = set()
+        self._costs = BatchCosts(sizes)
+        self._beside_requests = max((size for size in sizes if 2 * size <= sizes[-1]), default=1)
         self._max_queue = max_queue
         self._shape_of = shape_of
         self._closing = False
@@ -278,14 +319,18 @@ class Batcher(Generic[Item, Result]):
                 self.metrics.count_dropped(reason, part.left)
                 self.queue.drop(part)
 
-    def take(self, background: bool, among: int) -> _Batch[Item, Result]:
+    def take(self, background: bool, alone: bool = True, among: int = 1) -> _Batch[Item, Result]:
         """Take the next batch for a device. Call with ``DevicePool.changed`` held, if the leading lane has items.
 
-        Items are shared ``among`` the idle devices.
+        A background batch is smaller unless ``alone``, because requests that arrive meanwhile wait for its end. Items
+        are shared ``among`` the idle devices.
         """
         now = time.monotonic()
         key, waiting = self.queue.next_key(background)
-        taken = self.queue.take(min(-(-waiting // among), self._sizes[-1]), now, background)
+        waiting = -(-waiting // among)
+        if background and not alone:
+            waiting = min(waiting, self._beside_requests)
+        taken = self.queue.take(self._costs.fitting(key, waiting), now, background)
         self._begun += 1
         return _Batch(
             key,
@@ -323,11 +368,9 @@ class Batcher(Generic[Item, Result]):
 
     def _learn(self, device: int, batch: _Batch[Item, Result], ran_s: float) -> None:
         count = len(batch.items)
-        bucket = self._sizes[bisect_left(self._sizes, count)]
-        if (kind := (device, batch.key, bucket)) in self._ran:
+        if self._costs.add(device, batch.key, count, ran_s):
             self.seconds_per_item = _moving_average(self.seconds_per_item or ran_s / count, ran_s / count)
-        self._ran.add(kind)  # a device's first batch of each kind may include the compilation of the network
-        self.metrics.observe_batch(count, bucket, ran_s, batch.waited_s)
+        self.metrics.observe_batch(count, self._costs.bucket(count), ran_s, batch.waited_s)
 
 
 def _moving_average(before: float, now: float) -> float:

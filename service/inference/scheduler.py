@@ -11,6 +11,8 @@ Item = TypeVar("Item")
 
 BACKGROUND_EVERY: Final = 8
 """One batch in this many is led by background work while requests wait."""
+RECENT_BATCHES: Final = 64
+"""Number of batches for which requests count as recent."""
 TURN: Final = 8
 """Items of one turn of a caller, so that the faces of a small group are done at once (docs/decisions.md, 31)."""
 
@@ -97,6 +99,12 @@ class LanePolicy:
 
     def __init__(self) -> None:
         self._passed_over = 0
+        self._without_urgent = RECENT_BATCHES
+
+    @property
+    def requests_recent(self) -> bool:
+        """True if the last RECENT_BATCHES batches had requests, so that more are likely."""
+        return self._without_urgent < RECENT_BATCHES
 
     def background(self, urgent: bool, behind: bool) -> bool:
         """Return whether background work leads the next batch. At least one lane must have items."""
@@ -105,6 +113,7 @@ class LanePolicy:
             self._passed_over = 0
         elif behind:
             self._passed_over += 1
+        self._without_urgent = 0 if urgent else self._without_urgent + 1
         return leads
 
 

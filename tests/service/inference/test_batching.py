@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from service.core.deadlines import Deadline
 from service.core.errors import ClientGoneError, DeadlineExceededError, OverloadedError
-from service.inference.batcher import FAILED_BATCHES, Batcher, DevicePool
-from service.inference.scheduler import BACKGROUND_EVERY, TURN, FairQueue, LanePolicy, QueuedItems
+from service.inference.batcher import FAILED_BATCHES, BatchCosts, Batcher, DevicePool
+from service.inference.scheduler import BACKGROUND_EVERY, RECENT_BATCHES, TURN, FairQueue, LanePolicy, QueuedItems
 
 BAD = 13
 SIZES = (1, 2, 4, 8)
@@ -230,7 +230,30 @@ def test_background_work_fills_what_requests_leave_free_and_is_not_starved() -> 
     held = Held()
     asyncio.run(run(held))
     assert held.batches[1:8] == [[20 + 2 * n, 21 + 2 * n] for n in range(7)]
-    assert held.batches[8:] == [[10, 11], [34, 35], [36, 12], [14, 15]]
+    # The background's own batches are halved, for who comes meanwhile waits for their end.
+    assert held.batches[8:] == [[10], [34, 35], [36, 11], [12], [14], [15]]
+
+
+def test_a_batch_of_the_background_alone_is_as_large_as_can_be() -> None:
+    lead = LanePolicy()
+    assert lead.background(False, True) and not lead.requests_recent
+    assert not lead.background(True, True) and lead.requests_recent
+    for _ in range(RECENT_BATCHES):
+        assert lead.background(False, True)
+    assert not lead.requests_recent
+
+
+def test_a_batch_is_cut_where_filling_it_up_costs_more() -> None:
+    costs = BatchCosts((1, 2, 4, 8))
+    assert [costs.fitting("k", waiting) for waiting in (1, 3, 5, 9)] == [1, 3, 5, 8]
+    for count in (1, 2, 4, 8):
+        assert not costs.add(0, "k", count, 100)  # it was compiled
+        assert costs.add(0, "k", count, 0.1 + count)  # a processor's: a photo costs a photo
+        costs.add(0, "flat", count, 100)
+        costs.add(0, "flat", count, 1.0)  # a large GPU's
+        assert not costs.add(1, "flat", count, 100)
+    assert [costs.fitting("k", waiting) for waiting in (3, 5, 6, 7, 8)] == [2, 4, 4, 7, 8]
+    assert [costs.fitting("flat", waiting) for waiting in (3, 5, 6, 7, 8)] == [3, 5, 6, 7, 8]
 
 
 def test_idle_devices_share_what_waits_and_a_network_of_one_device_stays_there() -> None:
