@@ -29,7 +29,7 @@ from service.cli.options import (
     WebhookId,
     Yes,
 )
-from service.cli.terminal import Columns, list_table, require_confirmation
+from service.cli.terminal import Columns, count_of, list_table, require_confirmation
 
 if TYPE_CHECKING:
     from kith import Kith
@@ -141,7 +141,7 @@ def _is_argument(kind: Any, required: bool = False) -> bool:
 def removed(answer: Any) -> str:
     """Return what a receipt, or an answer with one, says that was removed: '1 subject, 2 templates'; or nothing."""
     counts: Mapping[str, int] = getattr(getattr(answer, "receipt", answer), "removed", {})
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    return ", ".join(count_of(count, kind.removesuffix("s")) for kind, count in counts.items())
 
 
 @cache

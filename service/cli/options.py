@@ -125,7 +125,7 @@ class RiskOptions:
     ] = None
     preset: Annotated[
         Preset | None,
-        typer.Option(help="Named FPIR: strict 1 in 10,000, standard 1 in 1,000, relaxed 1 in 100."),
+        typer.Option(help="Named risk: strict 1 in 10,000, standard 1 in 1,000, relaxed 1 in 100."),
     ] = None
 
     def value(self) -> Risk | None:

@@ -241,7 +241,7 @@ def import_gallery(
         advance = partial(progress.advance, task)
         report = kith.import_gallery(name, file, create=create, recognizer=recognizer, progress=advance)
     lines = [
-        f"Imported {report.template_count} templates of {report.subject_count} new subjects; "
+        f"Imported {count_of(report.template_count, 'template')} of {count_of(report.subject_count, 'new subject')}; "
         f"{report.present_count} already present, {report.refused_count} refused",
         *(f"  item {refusal.item}: {refusal.error.code}: {refusal.error.detail}" for refusal in report.refusals),
         *remedy_lines(refusal.error.model_dump() for refusal in report.refusals),

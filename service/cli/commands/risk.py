@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from service.cli.terminal import make_table, print_line, print_table
+from service.cli.terminal import count_of, make_table, print_line, print_table
 
 if TYPE_CHECKING:
     from kith import Kith
@@ -50,7 +50,8 @@ def print_risk(report: GalleryRiskOut) -> None:
 
     evidence = report.evidence
     print_line(
-        f"{report.subject_count} subjects; {format_risk(report.risk)}: threshold {_format_threshold(report.threshold)}"
+        f"{count_of(report.subject_count, 'subject')}; {format_risk(report.risk)}: threshold "
+        f"{_format_threshold(report.threshold)}"
     )
     grown = f"At {report.subject_count * GROWTH_FACTOR:,} subjects"
     headers = ("FPIR", "Threshold", "95 % interval", "FNIR", grown)

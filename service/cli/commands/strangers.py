@@ -24,7 +24,7 @@ add_call(
     app,
     "promote",
     "promote_stranger",
-    "{subject} has {0.subject.template_count} templates, {0.template_count} of them of the stranger; "
+    "Templates of {subject}: {0.subject.template_count}, of them the stranger's: {0.template_count}; "
     "receipt {0.receipt.id}",
     subject=Annotated[str, typer.Argument(help="New or existing subject that it is.")],
     name=Annotated[str | None, typer.Option(help="Display name, if the subject has none.")],

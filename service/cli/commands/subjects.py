@@ -203,7 +203,7 @@ add_call(
     app,
     "merge",
     "merge_subject",
-    "Merged {subject} into {into}: {0.template_count} templates moved, {0.subject.template_count} in total; "
+    "Merged {subject} into {into}. Templates: {0.subject.template_count}, moved: {0.template_count}; "
     "receipt {0.receipt.id}",
     note="Metadata of --into wins. A merge cannot be undone.",
     confirm="Move all data of {subject!r} to {into!r}, and erase {subject!r} from {gallery!r}?",

@@ -106,5 +106,5 @@ def test_over_http(kith: Kith, gallery: str, server: str) -> None:
     assert elsewhere.value.problem["receipt"]["id"] == done.receipt.id
     command = ["subject", "merge", "augusta", "-g", gallery, "--into", "ada", "--url", server]
     assert CliRunner().invoke(app, command, input="n\n").exit_code != 0
-    assert "1 templates moved, 3 in total" in CliRunner().invoke(app, [*command, "--yes"]).output
+    assert "Templates: 3, moved: 1;" in CliRunner().invoke(app, [*command, "--yes"]).output
     assert json.loads(CliRunner().invoke(app, [*command, "--yes", "--json"]).output)["subject"]["template_count"] == 3
