@@ -66,7 +66,7 @@ CODES: Final = {
     "already are skipped.",
     "job_crashed": "500 The job failed with an unexpected error. Start it again; it skips finished items. If it fails "
     "again, report it with the job ID.",
-    "job_not_found": "404 The job does not exist. List the jobs. Finished jobs are deleted after two weeks.",
+    "job_not_found": "404 The job does not exist. List the jobs. They are deleted after KITH_RETENTION_JOBS_DAYS.",
     "job_unrunnable": "500 No server can run the job. Send the archive again. Finished items stay.",
     "key_ended": "409 The API key is no longer valid. Create a new key.",
     "key_not_found": "404 The API key does not exist. List the keys: 'kith keys list', or GET /v1/keys.",

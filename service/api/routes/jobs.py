@@ -28,7 +28,10 @@ async def list_jobs(
     gallery: Annotated[GalleryName | None, Query(description="Only jobs of this gallery.")] = None,
     state: Annotated[list[JobState], Query(max_length=8, description="Only jobs in one of these states.")] = [],  # noqa: B006
 ) -> Page[JobOut]:
-    """List the jobs of all galleries that the key is for, newest first. Finished jobs are kept for two weeks."""
+    """List the jobs of all galleries that the key is for, newest first.
+
+    Finished jobs are kept for KITH_RETENTION_JOBS_DAYS.
+    """
     if gallery is not None:
         caller.check_gallery(gallery)
     chosen = None if gallery is None else await backend.find_gallery(gallery)

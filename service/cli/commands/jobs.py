@@ -46,7 +46,7 @@ add_call(
     "list",
     "jobs",
     ("Job=id", "kind", "gallery", _state, _done, "Failed=failed_count", "created_at"),
-    note="Finished jobs are kept for two weeks.",
+    note="Finished jobs are kept for 14 days, or KITH_RETENTION_JOBS_DAYS of the server.",
     nothing="No jobs. 'kith enroll FOLDER --gallery NAME' and 'kith gallery migrate' start one.",
     gallery=GalleryFilter,
     states=Annotated[

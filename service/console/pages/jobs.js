@@ -36,7 +36,7 @@ const REASONS = {
   inconsistent_template: "Unlike the person’s other photos",
 };
 
-const LEAD = "Long tasks that run on the server. You can close this page. Finished jobs are listed for two weeks.";
+const LEAD = "Long tasks that run on the server. You can close this page.";
 const FOLDERS = "Choose an archive with one folder per person. The folder name is the name of the person.";
 
 export const title = () => "Jobs";

@@ -225,7 +225,8 @@ def test_strangers_are_listed_named_merged_and_forgotten(
     assert "seen 2 times" in run("stranger", "merge", tom["id"], "--into", eileen["id"], "--yes", *of)
     document = json.loads(run("stranger", "export", eileen["id"], *of))
     assert len(document["subject"]["templates"]) == 2
-    assert "ada has 2 templates" in run("stranger", "promote", eileen["id"], "ada", "--name", "Ada", *of)
+    promoted = run("stranger", "promote", eileen["id"], "ada", "--name", "Ada", *of)
+    assert "Templates of ada: 2, of them the stranger's: 2" in promoted
     kith.delete_subject(gallery, "ada")
     for words in ("--all", "{}"):
         run("identify", photos["tom"], "--faces", "largest", *of, status=1)
