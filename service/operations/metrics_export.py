@@ -35,8 +35,9 @@ class MetricsExport:
         """Return the Prometheus text format 0.0.4. Blocks for about a second at most."""
         series = ScrapeSeries()
         self._add_process(series)
+        sample = self.recent_state.latest()  # first, as it drops the watches of deleted galleries
         self._add_drift(series, list(self.watches.drifts().items()))
-        self._add_sample(series, self.recent_state.latest())
+        self._add_sample(series, sample)
         return self.metrics.text() + series.text()
 
     def _add_process(self, series: ScrapeSeries) -> None:

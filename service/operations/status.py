@@ -148,7 +148,7 @@ class ServiceState(SampleOut):
 
 @dataclass
 class StateReader:
-    """Function that reads the state; blocks. It also drops the watches of galleries that other processes deleted."""
+    """Function that reads the state; blocks. It also drops the watches of deleted galleries."""
 
     readiness: Readiness
     store: Store
@@ -173,13 +173,9 @@ class StateReader:
         return state
 
     def _drop_watches(self) -> None:
-        watched = self.watches.known()  # read first: a new gallery may be missing from the list
-        if not watched:
-            return
-        there = self.store.galleries.keys()
-        for name, pk in watched.items():
-            if pk not in there:
-                self.watches.drop(pk, name)
+        watched = self.watches.watched()  # read first: a new gallery may be missing from the list
+        if watched:
+            self.watches.drop(watched.keys() - self.store.galleries.keys())
 
     def _lags(self) -> dict[str, LagOut]:
         sequences = dict(sorted(self.followers.sequences().items())[:MAX_GALLERIES])

@@ -10,9 +10,9 @@ import logging
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Final, get_args
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from kith.wire.common import DriftState, IdentifyOutcome
 from kith.wire.galleries import ComparisonOut, DriftOut
-from models.risk.calibration import Calibration, GenuineMoments
+from models.risk.calibration import BIN_WIDTH, Calibration, GenuineMoments
 from service.core.errors import GalleryNotFoundError
 from service.core.periodic import PeriodicTask
 from service.domain.events import Event
@@ -59,11 +59,9 @@ class Watch:
     """Recent decisions of one gallery. Safe to share between threads."""
 
     def __init__(self, calibration: Calibration | None) -> None:
-        # Thresholds repeat: they change only with the size of the gallery.
-        self._expected = None if calibration is None else lru_cache(maxsize=64)(calibration.genuine_at_or_above)
+        self._expected = None if calibration is None else cache(calibration.genuine_at_or_above)
         self._latest: deque[Decided] = deque(maxlen=WINDOW)
         self._counts: Counter[IdentifyOutcome] = Counter()
-        self._known: DriftOut | None = None
         self._lock = threading.Lock()
 
     def add(self, decisions: Iterable[Decided]) -> None:
@@ -72,7 +70,6 @@ class Watch:
         with self._lock:
             self._latest.extend(kept)
             self._counts.update(one.outcome for one in kept)
-            self._known = None
 
     def drift(self) -> DriftOut:
         """Return the drift of the recent decisions: identified faces against the calibration's pairs above the same
@@ -82,22 +79,16 @@ class Watch:
         the mean too, at a high accepted risk.
         """
         with self._lock:
-            if self._known is not None:  # no decisions since the last call
-                return self._known
             window, counts = list(self._latest), dict(self._counts)
         mated = self._mated(window)
         state, detail = _judged(mated)
-        found = DriftOut(
+        return DriftOut(
             state=state,
             detail=detail,
             window_counts=Counter(one.outcome for one in window),
             since_start_counts=counts,
             mated_similarity=_rounded(mated),
         )
-        with self._lock:
-            if sum(self._counts.values()) == sum(counts.values()):
-                self._known = found
-        return found
 
     def _mated(self, window: Sequence[Decided]) -> ComparisonOut | None:
         if self._expected is None:
@@ -105,7 +96,8 @@ class Watch:
         known = list[tuple[float, GenuineMoments]]()
         for one in window:
             if one.outcome == "identified" and one.similarity is not None and one.threshold is not None:
-                expected = self._expected(one.threshold)
+                # Searches have thresholds of their own, which fall into few bins.
+                expected = self._expected(math.ceil(one.threshold / BIN_WIDTH - 1e-6) * BIN_WIDTH)
                 if expected is not None:
                     known.append((one.similarity, expected))
         if len(known) < MIN_IDENTIFIED:
@@ -124,45 +116,38 @@ class Watches:
 
     def __init__(self, calibrations: Mapping[str, Calibration | None]) -> None:
         self._calibrations = dict(calibrations)
-        self._watches: dict[str, tuple[int, str, Watch]] = {}
-        self._dropped: deque[int] = deque(maxlen=WINDOW)
+        self._watches: dict[int, tuple[str, str, Watch]] = {}
         self._lock = threading.Lock()
 
     def of(self, gallery_pk: int, name: str, fingerprint: str) -> Watch:
-        """Return the watch of a gallery and recognizer. A new gallery of the same name gets a new watch."""
+        """Return the watch of a gallery and recognizer."""
         with self._lock:
-            pk, of, watch = self._watches.get(name, (-1, fingerprint, None))
-            if watch is not None and (pk, of) == (gallery_pk, fingerprint):
-                return watch
-            new = Watch(self._calibrations.get(fingerprint))
-            # A search that ends after the deletion of its gallery must not restore the watch.
-            if gallery_pk >= pk and gallery_pk not in self._dropped:
-                self._watches[name] = (gallery_pk, fingerprint, new)
-            return new
+            _, of, watch = self._watches.get(gallery_pk, (name, "", None))
+            if watch is None or of != fingerprint:
+                watch = Watch(self._calibrations.get(fingerprint))
+                self._watches[gallery_pk] = name, fingerprint, watch
+            return watch
 
-    def drift_of(self, gallery_pk: int, name: str, fingerprint: str) -> DriftOut:
+    def drift_of(self, gallery_pk: int, fingerprint: str) -> DriftOut:
         """Return the drift of a gallery without creating a watch."""
         with self._lock:
-            pk, of, watch = self._watches.get(name, (-1, "", None))
-        return (watch if watch is not None and (pk, of) == (gallery_pk, fingerprint) else Watch(None)).drift()
+            _, of, watch = self._watches.get(gallery_pk, ("", "", None))
+        return (watch if watch is not None and of == fingerprint else Watch(None)).drift()
 
-    def drop(self, gallery_pk: int, name: str) -> None:
-        """Delete the watch of a deleted gallery."""
+    def drop(self, gallery_pks: Collection[int]) -> None:
+        """Delete the watches of deleted galleries."""
         with self._lock:
-            self._dropped.append(gallery_pk)
-            if self._watches.get(name, (-1, "", None))[0] == gallery_pk:
-                del self._watches[name]
+            for pk in gallery_pks:
+                self._watches.pop(pk, None)
 
-    def known(self) -> dict[str, int]:
-        """Return the gallery key of each watch by gallery name."""
+    def watched(self) -> dict[int, tuple[str, Watch]]:
+        """Return the name and watch of each gallery by its key, ascending."""
         with self._lock:
-            return {name: pk for name, (pk, *_) in self._watches.items()}
+            return {pk: (name, watch) for pk, (name, _, watch) in sorted(self._watches.items())}
 
     def drifts(self) -> dict[str, DriftOut]:
-        """Return the drift of each gallery by name."""
-        with self._lock:
-            watches = {name: watch for name, (*_, watch) in self._watches.items()}
-        return {name: watch.drift() for name, watch in watches.items()}
+        """Return the drift of each gallery by name, of equal names the latest."""
+        return {name: watch.drift() for name, watch in dict(self.watched().values()).items()}
 
 
 class DriftReports(PeriodicTask):
@@ -180,11 +165,10 @@ class DriftReports(PeriodicTask):
 
     def look(self) -> None:
         """Report all changes since the last call; blocks. Raises StorageError, MasterKeyError."""
-        keys = self._watches.known()
-        for name, drift in self._watches.drifts().items():
-            pk = keys.get(name)
-            before, now = self._reported.get(pk or 0), drift.state if drift.state in REPORTED else None
-            if pk is None or before == now:
+        for pk, (name, watch) in self._watches.watched().items():
+            drift = watch.drift()
+            before, now = self._reported.get(pk), drift.state if drift.state in REPORTED else None
+            if before == now:
                 continue
             self._report(name, pk, drift)
             if now is None:

@@ -69,7 +69,7 @@ async def list_galleries(
 @routes.get("/{gallery}", dependencies=[READ])
 async def get_gallery(gallery: GalleryDep, backend: BackendDep) -> GalleryOut:
     """Return a gallery's settings, counts, and drift of its decisions from the calibration."""
-    drift = await backend.threads.run(backend.watches.drift_of, gallery.pk, gallery.name, gallery.fingerprint)
+    drift = await backend.threads.run(backend.watches.drift_of, gallery.pk, gallery.fingerprint)
     return to_gallery_out(gallery).model_copy(update={"drift": drift})
 
 
@@ -108,7 +108,6 @@ async def delete_gallery(gallery: GalleryPath, backend: BackendDep) -> DeletedOu
     if backend.shared_engine is not None:
         await backend.threads.run(backend.shared_engine.forget, deleted)
     backend.risks.forget(deleted)
-    backend.watches.drop(deleted.pk, deleted.name)
     return to_deleted_out(receipt)
 
 
