@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -44,7 +43,7 @@ class GalleryRisks:
         self._store = store
         self._calibrations = dict(calibrations)
         self._of_packs = {f: None if c is None else _pack_risk(c) for f, c in calibrations.items()}
-        self._models: OrderedDict[tuple[int, int], tuple[int, ImpostorRisk | None]] = OrderedDict()
+        self._models: dict[tuple[int, int], tuple[int, ImpostorRisk | None]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="risk")
         self._waiting: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
@@ -70,8 +69,6 @@ class GalleryRisks:
             return self.with_pack(gallery, None)
         with self._lock:
             derived, model = self._models.get(_key(gallery), (-1, None))
-            if _key(gallery) in self._models:
-                self._models.move_to_end(_key(gallery))
         if derived != gallery.evidence_sequence:
             stored = self._store.evidence.get(gallery)
             if stored is None:
@@ -82,9 +79,8 @@ class GalleryRisks:
                 model = replace(model, mean_templates=max(1.0, stored.templates / stored.evidence.subjects))
             with self._lock:
                 self._models[_key(gallery)] = (stored.sequence, model)
-                self._models.move_to_end(_key(gallery))
                 if len(self._models) > MAX_CACHED:
-                    self._models.popitem(last=False)
+                    del self._models[next(iter(self._models))]
         return model
 
     def is_cached(self, gallery: Gallery) -> bool:
