@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bench.load import Generator, Order, look_at, multipart
+from bench.load import Generator, Order, load, look_at, multipart
 from bench.servers import naive_server
 from models.pack.loading import BUNDLED_PACK
 from tests.conftest import jpeg
+from tests.scripted import BROKEN, OK, answering
 
 CLIENTS = 3
 LONG_S = 60.0
@@ -40,6 +42,14 @@ def test_answers_and_refusals_are_counted(
     assert len(tally.latencies_ms[200]) == tally.served == 2 * CLIENTS
     assert 0 < tally.seconds < LONG_S
     assert 0 < tally.cpu_s < tally.seconds * 2
+
+
+@pytest.mark.parametrize(("warm_up_s", "counted"), [(0.0, {200: 3, 0: 1}), (LONG_S, {})])
+def test_a_lost_connection_and_the_warm_up_are_no_answers(warm_up_s: float, counted: dict[int, int]) -> None:
+    with answering(OK, BROKEN, OK) as script:
+        order = Order(urlsplit(script.url).port or 0, [b"GET / HTTP/1.1\r\n\r\n"], 1, LONG_S, warm_up_s, b"x", 4)
+        tally = asyncio.run(load(order))
+    assert (dict(tally.statuses), tally.served) == (counted, 3)
 
 
 def test_the_naive_server_answers(generator: Generator, astronaut: NDArray[np.uint8]) -> None:
