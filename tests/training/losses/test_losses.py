@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_metric_learning.losses as oracle
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -265,43 +264,6 @@ def test_elasticface_draws_one_margin_per_sample() -> None:
     # The same random margins, with the larger one for the farther sample.
     assert torch.allclose(margins_plus.sort().values, margins.sort().values)
     assert bool((margins_plus.diff() <= 0).all())
-
-
-HALF_DEG = math.degrees(0.5)
-ORACLES: dict[str, tuple[Callable[[], Head], Callable[..., Any], dict[str, Any]]] = {
-    "arcface": (partial(head, "arcface"), oracle.ArcFaceLoss, {"margin": HALF_DEG, "scale": 64}),
-    "cosface": (partial(head, "cosface"), oracle.CosFaceLoss, {"margin": 0.35, "scale": 64}),
-    "normface": (partial(head, "normface", scale=20.0), oracle.NormalizedSoftmaxLoss, {"temperature": 1 / 20}),
-    "a_softmax": (partial(head, "a_softmax", lambda_min=0.0), oracle.SphereFaceLoss, {"margin": 4, "scale": 1}),
-    "l_softmax": (partial(head, "l_softmax", lambda_min=0.0), oracle.LargeMarginSoftmaxLoss, {"margin": 4, "scale": 1}),
-    "subcenter_arcface": (
-        partial(head, "subcenter_arcface"),
-        oracle.SubCenterArcFaceLoss,
-        {"margin": HALF_DEG, "scale": 64, "sub_centers": 3},
-    ),
-}
-
-
-@pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # of the oracle
-@pytest.mark.parametrize("name", ORACLES)
-def test_pytorch_metric_learning_agrees(name: str, batch: Any) -> None:
-    x, w, y = batch
-    make, make_oracle, options = ORACLES[name]
-    built = with_weights(make().double(), w)
-    other = make_oracle(num_classes=CLASSES, embedding_size=DIM, **options).double()
-    weight = weights_of(built)
-    assert weight is not None
-    other.W.data.copy_(weight.T)
-    ours, theirs = (torch.tensor(x, requires_grad=True) for _ in range(2))
-    found, expected = built(ours, torch.from_numpy(y)), other(theirs, torch.from_numpy(y))
-    found.backward()
-    expected.backward()
-    assert found.item() == pytest.approx(expected.item())
-    assert ours.grad is not None
-    assert theirs.grad is not None
-    assert torch.allclose(ours.grad, theirs.grad, atol=1e-7)
-    assert weight.grad is not None
-    assert torch.allclose(weight.grad, other.W.grad.T, atol=1e-7)
 
 
 EDGES = [(torch.float64, theta) for theta in (1e-5, 1e-3, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-3)]
