@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from functools import wraps
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, dataclass_transform
 
@@ -265,23 +266,15 @@ class RunConfig:
         if (side := self.data.crop_px) % CROP_STEP_PX:
             raise ConfigError(f"data.crop_px must be a multiple of {CROP_STEP_PX} for a network, not {side}")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready copy."""
-        document: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+    def as_dict(self, show: Callable[[Path], str] = str) -> dict[str, Any]:
+        """Return a JSON-ready copy. ``show`` writes paths."""
+        document: dict[str, Any] = json.loads(json.dumps(asdict(self), default=show))
         return document
 
     def shareable(self) -> dict[str, Any]:
         """Return a JSON-ready copy without local paths, for packs and model cards."""
-        document = self.as_dict()
+        document = self.as_dict(attrgetter("name"))
         del document["output"]
-        document["data"]["root"] = self.data.root.name
-        document["validation"] = [path.name for path in self.validation]
-        if self.data.exclude is not None:
-            document["data"]["exclude"] = self.data.exclude.name
-        if self.backbone.weights is not None:
-            document["backbone"]["weights"] = self.backbone.weights.name
-        if self.distill.teacher is not None:
-            document["distill"]["teacher"] = self.distill.teacher.name
         return document
 
     @classmethod

@@ -15,21 +15,18 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from kith import Kith
-from models.errors import PackError
-from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.pack.writing import PackDraft, write_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import STANDARD_ALIGNMENT, align, realign_crops, standard_alignment
 from models.vision.detection import Detector
-from models.vision.output_check import check_outputs
 from models.vision.recognition import Recognizer
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
 from tests.training.runs import TINY, as_set, tiny_run, with_mirror, write_people
 from training.cli.commands import app
-from training.config import AugmentConfig, ConfigError, DataConfig, RunConfig
+from training.config import AugmentConfig, ConfigError, RunConfig
 from training.data.augment import augment, draw_uniforms
 from training.data.identities import load_identities
 from training.evaluation.embedding import load_embedder, teacher_embeddings, torch_embedder
@@ -53,10 +50,10 @@ def photos(tmp_path: Path, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8
     return tmp_path / "photos"
 
 
-def run_of_size(data: Path, output: Path, aligned: bool = True, side: int = SIDE) -> RunConfig:
+def run_of_size(data: Path, output: Path, aligned: bool = True) -> RunConfig:
     config = tiny_run(data, output, "cosface", epochs=1)
     config = replace(config, loop=replace(config.loop, batch_size=4))
-    return replace(config, data=replace(config.data, crop_px=side, aligned=aligned))
+    return replace(config, data=replace(config.data, crop_px=SIDE, aligned=aligned))
 
 
 def test_a_network_of_other_crops_is_trained_exported_and_served(
@@ -100,16 +97,10 @@ def test_a_network_of_other_crops_is_trained_exported_and_served(
         measure_folder(*load_embedder(path), detector, own_photos(photos, aligned=False), tmp_path / "cache")
         for path in (run, file, made)
     ]
-    assert found[0].data.crops_NHWC.shape == (8, SIDE, SIDE, 3)
+    assert found[0].data.crops_NHWC[:].shape == (8, SIDE, SIDE, 3)
     rates = [{name: np.ravel(rate)[0] for name, rate in one.result.rates.items()} for one in found]
     assert rates[1] == pytest.approx(rates[0], nan_ok=True)
     assert rates[2] == pytest.approx(rates[0], nan_ok=True)
-
-    # A manifest with another size than the network's is refused at the service's start.
-    manifest["tasks"]["recognition"]["input_size"] = [112, 112]
-    (made / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(PackError, match=r"has an input of .*144, 144.*, but the pack's crops are 112x112"):
-        check_outputs(load_pack(made).recognition, OnnxNetwork(file))
 
 
 def test_aligned_crops_of_the_size_are_measured_as_they_are(
@@ -120,22 +111,9 @@ def test_aligned_crops_of_the_size_are_measured_as_they_are(
     train_recognizer(run_of_size(people, tmp_path / "run"))
     photos = own_photos(people, aligned=True)
     measured = measure_folder(*load_embedder(tmp_path / "run"), detector, photos, tmp_path / "cache")
-    assert measured.data.crops_NHWC.shape[1:] == (SIDE, SIDE, 3)
+    assert measured.data.crops_NHWC[:1].shape[1:] == (SIDE, SIDE, 3)
     with pytest.raises(ConfigError, match="is 144x144, not a 112x112 crop"):
         measure_folder(*load_embedder(pack.directory), detector, photos, tmp_path / "cache")
-
-
-def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    people = write_people(tmp_path / "people", side=112)
-    with pytest.raises(ConfigError, match=r"data\.crop_px must be a multiple of 16 for a network, not 150"):
-        run_of_size(people, tmp_path / "run", side=150)
-    with pytest.raises(ConfigError, match=r"data\.crop_px: Input should be greater than or equal to 1, not 0"):
-        DataConfig(people, None, crop_px=0)
-    # Crops of 112 for a run of 144, from files and streamed.
-    for workers in (0, 1):
-        config = replace(run_of_size(people, tmp_path / "run").data, workers=workers)
-        with pytest.raises(ConfigError, match=r"is 112x112, not a 144x144 crop\. Set data\.crop_px"):
-            load_identities(config, tmp_path / "cache").crops_NHWC[:1]
 
 
 def test_teachers_see_crops_of_their_own_size(

@@ -9,7 +9,7 @@ import re
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated
 
 import torch
 import typer
@@ -274,24 +274,22 @@ def evaluate_liveness(
 def export(
     run: Annotated[Path, typer.Argument(help="Finished run.", exists=True, file_okay=False)],
     output: Annotated[Path, typer.Option(help="ONNX file to write.")],
-    precision: Annotated[str, typer.Option(help="fp32, or fp16 (weights only).")] = "fp16",
+    precision: Annotated[ExportPrecision, typer.Option(help="fp32, or fp16 (weights only).")] = "fp16",
 ) -> None:
     """Export a run as ONNX, checked against torch on the run's own crops."""
-    worst = export_run(run, output, _precision(precision))
+    worst = export_run(run, output, precision)
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB, worst cosine to torch {worst:.6f}")
 
 
 @app.command()
 def import_weights(
     weights: Annotated[Path, typer.Argument(help="model.pt or checkpoint_gpu_0.pt.", exists=True, dir_okay=False)],
-    backbone: Annotated[str, typer.Option(help=f"One of: {', '.join((*DEPTHS, 'mobilefacenet'))}.")],
+    backbone: Annotated[BackboneName, typer.Option(help=f"One of: {', '.join((*DEPTHS, 'mobilefacenet'))}.")],
     output: Annotated[Path | None, typer.Option(help="Folder to write; default: runs/NAME of the file.")] = None,
 ) -> None:
     """Read the weights of arcface_torch, to evaluate, export, pack, or continue by --set backbone.weights=FOLDER."""
-    if backbone not in (*DEPTHS, "mobilefacenet"):
-        raise ConfigError(f"--backbone {backbone!r} is not one of {', '.join((*DEPTHS, 'mobilefacenet'))}")
     output = output or Path("runs") / weights.stem
-    classes = arcface_torch.import_weights(weights, cast(BackboneName, backbone), output)
+    classes = arcface_torch.import_weights(weights, backbone, output)
     print(f"{output}: {backbone}, {f'{classes:,} class centers' if classes else 'without class centers'}")
 
 
@@ -308,12 +306,6 @@ def export_weights(
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
 
 
-def _precision(name: str) -> ExportPrecision:
-    if name not in get_args(ExportPrecision):
-        raise ConfigError(f"precision {name!r} is not one of {', '.join(get_args(ExportPrecision))}")
-    return cast(ExportPrecision, name)
-
-
 @app.command()
 def pack(
     data: Data,
@@ -324,7 +316,7 @@ def pack(
         str | None, typer.Option(help="Name: letters, digits, '.', '_' or '-'. Default: that of the output folder.")
     ] = None,
     display_name: Annotated[str | None, typer.Option(help="Name for people. Default: --name.")] = None,
-    precision: Annotated[str, typer.Option(help="Precision of the recognizer: fp32 or fp16.")] = "fp16",
+    precision: Annotated[ExportPrecision, typer.Option(help="Precision of the recognizer: fp32 or fp16.")] = "fp16",
     data_terms: Annotated[
         str | None, typer.Option(help="Terms of the recognizer's training photos, for the model card.")
     ] = None,
@@ -332,7 +324,7 @@ def pack(
     """Export a run, calibrate, measure, and write a pack with its model card."""
     name = name or output.resolve().name
     networks, names = (recognizer, load_pack(detector_of)), (name, display_name or name)
-    print_figures(pack_rows(make_pack(*networks, data, output, *names, data_terms, _precision(precision))))
+    print_figures(pack_rows(make_pack(*networks, data, output, *names, data_terms, precision)))
 
 
 @app.command()

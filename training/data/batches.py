@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from training.config import RunConfig
 from training.data.augment import draw_uniforms
-from training.data.identities import IdentitySet, StreamedCrops, map_in_threads
+from training.data.identities import IdentitySet, map_in_threads
 from training.data.sampling import BatchSampler
 from training.distributed import to_device
 
@@ -54,17 +54,11 @@ class Batches(Dataset[Batch]):
         self._sampler = BatchSampler(data.labels, loop.batch_size, loop.seed, config.data.images_per_person)
         self.steps_per_epoch = self._sampler.steps_per_epoch
         self.total_steps = self.steps_per_epoch * loop.epochs
-        crops = data.crops_NHWC
-        streamed = isinstance(crops, StreamedCrops)
-        self._resident: Tensor | None = None
         self._copies = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # Copy the set to GPU memory if it needs less than half of the free memory.
-        if device.type != "cpu" and not streamed and crops.nbytes < torch.cuda.mem_get_info(device)[0] / 2:
-            self._resident = copy_to_device(device, crops)
 
     def iterate(self, first: int) -> Iterator[Batch]:
         """Yield the batches from step ``first`` to the last one."""
-        if isinstance(self._data.crops_NHWC, StreamedCrops):
+        if self._config.data.workers:
             ahead = self._decode(first)
         else:  # one thread keeps the order of the sampler's epochs
             ahead = map_in_threads(self._pinned, range(first, self.total_steps), 1, MAX_BATCHES_AHEAD)
@@ -99,8 +93,8 @@ class Batches(Dataset[Batch]):
         step, rows = job
         loop = self._config.loop
         uniforms = draw_uniforms(loop.batch_size, loop.seed, step)[self._part]
-        crops = np.zeros(0, np.uint8) if self._resident is not None else self._data.crops_NHWC[rows]
-        return Batch(step, rows, torch.from_numpy(crops), torch.from_numpy(self._data.labels[rows]), uniforms)
+        crops, labels = self._data.crops_NHWC[rows], self._data.labels[rows]
+        return Batch(step, rows, torch.from_numpy(crops), torch.from_numpy(labels), uniforms)
 
     def _pinned(self, step: int) -> Batch:
         batch = self[step, self.rows(step)]
@@ -112,8 +106,6 @@ class Batches(Dataset[Batch]):
             return batch
         with torch.cuda.stream(self._copies):
             crops, labels = (to_device(tensor, self._device) for tensor in (batch.crops, batch.labels))
-            if self._resident is not None:
-                crops = self._resident[to_device(torch.from_numpy(batch.rows), self._device)]
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._copies)
         for tensor in (crops, labels):
@@ -125,11 +117,3 @@ def _start_worker(_number: int) -> None:
     """Leave Ctrl-C to the main process, which stops after its step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def copy_to_device(device: torch.device, crops_NHWC: NDArray[np.uint8], block: int = 4096) -> Tensor:
-    """Copy a memory map in pieces, since it may exceed host memory."""
-    copy = torch.empty(crops_NHWC.shape, dtype=torch.uint8, device=device)
-    for start in range(0, len(crops_NHWC), block):
-        copy[start : start + block] = torch.from_numpy(np.array(crops_NHWC[start : start + block]))
-    return copy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import logging
-import math
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -132,14 +131,6 @@ class SelectedCrops:
     crops_NHWC: NDArray[np.uint8]
     rows: NDArray[np.int64]
 
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self), *self.crops_NHWC.shape[1:])
-
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -176,16 +167,9 @@ class IdentitySet:
 
     def select(self, rows: NDArray[np.int64]) -> IdentitySet:
         """Return the images in these rows, with the same classes."""
-        crops: StreamedCrops | SelectedCrops
-        if isinstance(self.crops_NHWC, StreamedCrops):
-            crops = replace(self.crops_NHWC, listed=self.crops_NHWC.listed.select(rows))
-        elif isinstance(self.crops_NHWC, SelectedCrops):
-            crops = replace(self.crops_NHWC, rows=self.crops_NHWC.rows[rows])
-        else:
-            crops = SelectedCrops(self.crops_NHWC, rows)
         return replace(
             self,
-            crops_NHWC=cast(NDArray[np.uint8], crops),
+            crops_NHWC=cast(NDArray[np.uint8], SelectedCrops(self.crops_NHWC, rows)),
             labels=self.labels[rows],
             listed=None if self.listed is None else self.listed.select(rows),
         )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.vision.detection import Detections, Detector
 from training.data.identities import read_rgb
@@ -140,42 +139,23 @@ class CentralFaces:
     landmark_error_interval: Interval
 
 
-@dataclass(frozen=True, eq=False)
-class ReferenceFace:
-    """Line of landmarks_yunet.csv: file relative to the images folder, box (4,) and points (5, 2) in pixels."""
-
-    file: str
-    box_xyxy: NDArray[np.float32]
-    points_xy: Floats
-
-
-def read_reference_faces(landmarks_csv: Path) -> list[ReferenceFace]:
-    """Read the central face of every LFW photo, as found by the reference detector."""
-    with landmarks_csv.open(newline="", encoding="utf-8") as stream:
-        return [
-            ReferenceFace(
-                row["file"],
-                np.array([float(row[k]) for k in ("x0", "y0", "x1", "y1")], np.float32),
-                np.array([[float(row[f"l{axis}{i}"]) for axis in "xy"] for i in range(1, 6)]),
-            )
-            for row in csv.DictReader(stream)
-        ]
-
-
 def evaluate_central_faces(detector: Detector, landmarks_csv: Path, images: Path) -> CentralFaces:
-    """Compare detections with the reference faces of at most `MAX_CENTRAL_FACES` photos of LFW."""
-    listed = read_reference_faces(landmarks_csv)
+    """Compare detections with the central faces of at most `MAX_CENTRAL_FACES` photos of LFW, as the reference detector
+    found them: lines of landmarks_yunet.csv with a file below ``images``, a box and five points in pixels."""
+    with landmarks_csv.open(newline="", encoding="utf-8") as stream:
+        listed = list(csv.DictReader(stream))
     references = [listed[row] for row in evenly_spaced_rows(len(listed), MAX_CENTRAL_FACES)]
     people, errors = [], []
     for reference in track(references, "landmarks", "photos"):
-        faces = detector.detect([read_rgb(images / reference.file)])[0]
-        overlap = iou_matrix(faces.boxes_xyxy, reference.box_xyxy[None])[:, 0]
+        box = np.array([[float(reference[end]) for end in ("x0", "y0", "x1", "y1")]], np.float32)
+        points = np.array([[float(reference[f"l{axis}{i}"]) for axis in "xy"] for i in range(1, 6)])
+        faces = detector.detect([read_rgb(images / reference["file"])])[0]
+        overlap = iou_matrix(faces.boxes_xyxy, box)[:, 0]
         if not len(faces) or overlap.max() < 0.3:
             continue
-        distance = np.linalg.norm(reference.points_xy[0] - reference.points_xy[1])
-        off = np.linalg.norm(faces.landmarks_xy[int(overlap.argmax())] - reference.points_xy, axis=1)
-        errors.append(off.mean() / distance)
-        people.append(reference.file.split("/")[0])
+        off = np.linalg.norm(faces.landmarks_xy[int(overlap.argmax())] - points, axis=1)
+        errors.append(off.mean() / np.linalg.norm(points[0] - points[1]))
+        people.append(reference["file"].split("/")[0])
     if not errors:
         return CentralFaces(len(references), 0.0, float("nan"), (float("nan"), float("nan")))
     found = np.array(errors)

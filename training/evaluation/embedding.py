@@ -201,11 +201,10 @@ class Embeddings:
 
 
 class Embedder:
-    """Detector and recognizer of a pack, as a function from photos to l2_normalize vectors. ``min_score``: detection
-    score threshold, in (0, 1]."""
+    """Detector and recognizer of a pack, as a function from photos to l2_normalize vectors."""
 
-    def __init__(self, pack: ModelPack, min_score: float = 0.5) -> None:
-        self.detector = Detector(OnnxNetwork(pack.detection.path), pack.detection, min_score)
+    def __init__(self, pack: ModelPack) -> None:
+        self.detector = Detector(OnnxNetwork(pack.detection.path), pack.detection)
         self.recognizer = Recognizer(open_fp32(pack.recognition.path), pack.recognition)
 
     def embed(self, files: Sequence[Path]) -> tuple[Float, NDArray[np.bool_]]:

@@ -16,7 +16,7 @@ from models.checksums import sha256_of
 from models.risk.search_rates import search_gallery
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
-from models.vision.detection import Detector
+from models.vision.detection import DEFAULT_MIN_SCORE, Detector
 from models.vision.specs import DetectionSpec
 from training.config import ConfigError
 from training.data.cache import cached_crops
@@ -170,7 +170,6 @@ def load_lfw_crops(
     detection: DetectionSpec,
     cache_dir: Path,
     parts: Collection[Part] = PARTS,
-    min_score: float = 0.5,
     alignment: Alignment = STANDARD_ALIGNMENT,
 ) -> LfwCrops:
     """Align LFW with a pack's detector. Crops are cached in ``cache_dir`` as a memory map.
@@ -178,7 +177,6 @@ def load_lfw_crops(
     Args:
         root: lfw/ of the research data.
         parts: View 1 alone needs a third of the photos.
-        min_score: detection score threshold, in (0, 1].
         alignment: alignment of the evaluated recognizer.
 
     Raises:
@@ -190,11 +188,11 @@ def load_lfw_crops(
     if absent := [path for path in paths if not path.is_file()]:
         raise ConfigError(f"{len(absent)} photos of LFW's lists are missing, first {absent[0]}")
     identity = [f"{file} {path.stat().st_size}" for file, path in zip(files, paths, strict=True)]
-    identity += [sha256_of(detection.path), str(detection.normalization), str(min_score), str(alignment)]
+    identity += [sha256_of(detection.path), str(detection.normalization), str(DEFAULT_MIN_SCORE), str(alignment)]
 
     def fill(crops_NHWC: NDArray[np.uint8]) -> Bools:
         found = np.zeros(len(paths), bool)
-        detector = Detector(OnnxNetwork(detection.path), detection, min_score)
+        detector = Detector(OnnxNetwork(detection.path), detection)
         for rows, crops in central_crops(detector, paths, alignment):
             crops_NHWC[rows] = crops
             found[rows] = True
@@ -359,14 +357,13 @@ class LfwResult:
 def evaluate_lfw(
     embed: Embed,
     crops: LfwCrops,
-    parts: Collection[Part] | None = None,
     flip: bool = False,
     intervals: bool = True,
 ) -> LfwResult:
-    """Evaluate a network on the ``parts``, by default all of the crops. View 1 alone is several times faster, for model
-    selection, and so is View 2 without ``intervals``."""
+    """Evaluate a network on the parts of the crops. View 1 alone is several times faster, for model selection, and so
+    is View 2 without ``intervals``."""
     log.info("LFW: embed up to %d photos, then compare them and resample people for intervals", len(crops.files))
-    return evaluate_lfw_embeddings(embed_lfw(embed, crops, flip, parts), crops.root, parts or crops.parts, intervals)
+    return evaluate_lfw_embeddings(embed_lfw(embed, crops, flip), crops.root, crops.parts, intervals)
 
 
 def evaluate_lfw_embeddings(

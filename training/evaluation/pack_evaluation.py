@@ -11,7 +11,7 @@ from typing import Any
 from models.engines.selection import open_fp32
 from models.pack.manifest import ModelPack
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.vision.detection import DEFAULT_MIN_SCORE, Detector
+from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
 from training.evaluation.detection import evaluate_detection
 from training.evaluation.embedding import Embeddings
@@ -36,7 +36,7 @@ def embed_pack(
     """Embed the photos of parts of LFW. The crops of the parts ``aligned`` are made once for a detector, and kept in
     ``cache``."""
     alignment = pack.recognition.alignment
-    crops = load_lfw_crops(lfw, pack.detection, cache, aligned, DEFAULT_MIN_SCORE, alignment)
+    crops = load_lfw_crops(lfw, pack.detection, cache, aligned, alignment)
     recognizer = Recognizer(open_fp32(pack.recognition.path), pack.recognition)
     return embed_lfw(recognizer.embed, crops, parts=parts)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.risk.search_rates import search_gallery, threshold_at_fpir
 from training.config import ConfigError
 from training.data.folders import read_list
+from training.evaluation.embedding import Pairs
 from training.evaluation.metrics import Bools, Floats, Ints, distractor_verification, mated_pairs, row_blocks
 
 MAX_RETRIEVED = 100
@@ -109,18 +109,9 @@ def search_templates(
     return TemplateSearch(float((above == 1).mean()), tpir)
 
 
-@dataclass(frozen=True, eq=False)
-class VideoPairs:
-    """Pairs of videos: (P, 2) names, (P,) whether both show one person, (P,) fold."""
-
-    videos: NDArray[np.str_]
-    same: Bools
-    folds: Ints
-
-
-def read_video_pairs(path: Path) -> VideoPairs:
-    """Read splits.txt of YouTube Faces. A line has the fold first, both videos as person/number, and last 1 for the
-    same person, otherwise 0. Raises ConfigError if it is missing or malformed."""
+def read_video_pairs(path: Path) -> Pairs:
+    """Read splits.txt of YouTube Faces: pairs of videos. A line has the fold first, both videos as person/number, and
+    last 1 for the same person, otherwise 0. Raises ConfigError if it is missing or malformed."""
     rows = [[field.strip() for field in row] for row in csv.reader(read_list(path).splitlines()) if row]
     try:
         folds = [int(row[0]) for row in rows[1:]]
@@ -130,4 +121,5 @@ def read_video_pairs(path: Path) -> VideoPairs:
         raise ConfigError(f"{path} is not a list of pairs: {type(error).__name__} {error}") from error
     if len(set(same)) != 2:
         raise ConfigError(f"{path} needs pairs of the same person and of different people")
-    return VideoPairs(np.array(videos, np.str_), np.array(same), np.array(folds, np.int64))
+    first, second = zip(*videos, strict=True)
+    return Pairs(first, second, np.array(same), np.array(folds, np.int64))

@@ -20,8 +20,8 @@ from training.config import ConfigError
 from training.data.folders import read_list
 from training.data.identities import read_rgb
 from training.data.subsampling import evenly_spaced_rows
-from training.evaluation.embedding import PHOTO_BATCH_SIZE, Embed, embed_batch
-from training.evaluation.lfw import Verification, verify_similarities
+from training.evaluation.embedding import PHOTO_BATCH_SIZE, Embed, Embeddings, embed_batch
+from training.evaluation.lfw import Verification, verify
 from training.evaluation.metrics import row_blocks
 from training.evaluation.protocols import mean_average_precision, read_video_pairs
 from training.progress import track
@@ -79,17 +79,15 @@ def evaluate_ytf(embedder: VideoEmbedder, folder: Path) -> Verification:
     nothing. Raises ConfigError if a list, a video or a frame is missing or malformed, or no face is found.
     """
     pairs = read_video_pairs(folder / "splits.txt")
-    videos = np.unique(pairs.videos)
+    videos = tuple(sorted({*pairs.first, *pairs.second}))
     root = next((folder / name for name in (ALIGNED, FRAMES) if (folder / name).is_dir()), None)
     if root is None:
         raise ConfigError(f"{folder} has neither {ALIGNED} nor {FRAMES}")
     if missing := [video for video in videos if not any((root / video).glob("*.jpg"))]:
         raise ConfigError(f"{root} lacks {len(missing)} videos that splits.txt names, first {missing[0]}")
     marked = root.name == FRAMES
-    vectors, seen = embedder.embed_all(videos.tolist(), lambda video: _ytf_frames(root, video, marked, embedder.frames))
-    rows = np.searchsorted(videos, pairs.videos)
-    similarities = np.einsum("nd,nd->n", vectors[rows[:, 0]], vectors[rows[:, 1]], dtype=np.float64)
-    return verify_similarities(similarities, pairs.same, pairs.folds, int((~seen).sum()))
+    vectors, seen = embedder.embed_all(videos, lambda video: _ytf_frames(root, video, marked, embedder.frames))
+    return verify(Embeddings(videos, vectors, seen), pairs, intervals=False)
 
 
 def _ytf_frames(root: Path, video: str, marked: bool, count: int) -> Iterator[Frame]:

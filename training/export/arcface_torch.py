@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Final
 
 import torch
@@ -24,7 +25,8 @@ MBF_STAGES: Final = ((2, 4), (4, 6), (6, 2))
 """Layers of the blocks that stride, and the number of blocks in the layer after each."""
 RANK_FILE: Final = re.compile(r"(.*_gpu_)(\d+)(\.pt)")
 """Checkpoint of one rank with its share of the classes, in the order of the ranks."""
-MAX_NAMED_KEYS: Final = 3
+MAX_REASON: Final = 300
+"""Characters of torch's list of layers that differ."""
 
 
 def import_weights(path: Path, name: BackboneName, output: Path) -> int | None:
@@ -36,17 +38,13 @@ def import_weights(path: Path, name: BackboneName, output: Path) -> int | None:
     document = _read(path)
     theirs = document.get("state_dict_backbone", document)
     theirs = {key.removeprefix("module."): value for key, value in theirs.items()}
-    config = _config(path, name, theirs)
-    backbone = build_backbone(config.backbone, config.data.crop_px)
-    names = dict(_names(backbone))
-    ours = {key: theirs.get(names[key]) for key in names}
-    unknown = sorted(key for key, value in ours.items() if value is None) + sorted(theirs.keys() - {*names.values()})
-    if unknown:
-        raise ConfigError(f"{path} is no {name} of arcface_torch: {', '.join(unknown[:MAX_NAMED_KEYS])} differ")
     try:
-        backbone.load_state_dict(ours)
-    except RuntimeError as error:
-        raise ConfigError(f"{path} is no {name} of arcface_torch: {error}") from error
+        config = _config(path, name, theirs)
+        backbone = build_backbone(config.backbone, config.data.crop_px)
+        ours = {their: our for our, their in _names(backbone)}
+        backbone.load_state_dict({ours.get(key, key): value for key, value in theirs.items()})
+    except (KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise ConfigError(f"{path} is no {name} of arcface_torch: {shorten(str(error), MAX_REASON)}") from error
     centers_CD = _centers(path, document)
     write_run_config(output, {**config.as_dict(), "output": str(output)}, output / CHECKPOINT, mutable=())
     head = {} if centers_CD is None else {"weight": centers_CD.float()}
@@ -81,14 +79,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _config(path: Path, name: BackboneName, theirs: dict[str, Any]) -> RunConfig:
     """Return settings with the sizes that the weights state: embedding, crop, width."""
-    try:
-        if name in DEPTHS:
-            side, dim, width = math.isqrt(theirs["fc.weight"].shape[1] // 512), len(theirs["fc.weight"]), 1
-        else:
-            side, dim = theirs["features.layers.0.layers.0.weight"].shape[-1], len(theirs["features.layers.2.weight"])
-            width = len(theirs["layers.0.layers.0.weight"]) // WIDTH
-    except (KeyError, IndexError, AttributeError) as error:
-        raise ConfigError(f"{path} is no {name} of arcface_torch: {error} is missing") from error
+    if name in DEPTHS:
+        side, dim, width = math.isqrt(theirs["fc.weight"].shape[1] // 512), len(theirs["fc.weight"]), 1
+    else:
+        side, dim = theirs["features.layers.0.layers.0.weight"].shape[-1], len(theirs["features.layers.2.weight"])
+        width = len(theirs["layers.0.layers.0.weight"]) // WIDTH
     backbone = BackboneConfig(name, embedding_dim=dim, width=width)
     data = DataConfig(Path(), None, crop_px=16 * side, held_out_people=0, held_out_photos=0)
     return RunConfig("imported", path.parent, data, backbone, HeadConfig("none"), imported=True)

@@ -13,8 +13,6 @@ from tqdm import tqdm
 
 from training.progress import LOG_INTERVAL_S
 
-FIRST_STEPS: Final = 20
-"""Steps after which a log says for the first time how long the run takes."""
 FORMATS: Final[Mapping[str, Callable[[float], str]]] = {
     "learning_rate": "rate {:.3g}".format,
     "loss": "loss {:.3g}".format,
@@ -48,8 +46,8 @@ class Progress:
             dynamic_ncols=True,
             smoothing=0,
         )
-        self._began, self._began_at = step, time.monotonic()
-        self._logged_at: float | None = None
+        self._began = step
+        self._began_at = self._logged_at = time.monotonic()
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Show the values after a step."""
@@ -70,13 +68,11 @@ class Progress:
         )
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write a line after the first steps, if the last one is old, and at the end."""
-        now, done = time.monotonic(), step - self._began
-        quiet_s = now - (self._began_at if self._logged_at is None else self._logged_at)
-        first = self._logged_at is None and done >= FIRST_STEPS
-        if not first and quiet_s < LOG_INTERVAL_S and step < self._total:
+        """Write a line if the last one is old, and at the end."""
+        now = time.monotonic()
+        if now - self._logged_at < LOG_INTERVAL_S and step < self._total:
             return
-        speed = done / max(now - self._began_at, 1e-9)
+        speed = (step - self._began) / max(now - self._began_at, 1e-9)
         left = tqdm.format_interval((self._total - step) / speed)
         log.info("%s, %s left, %s, %.0fimg/s", self.place(step), left, describe(values), speed * self._batch_size)
         self._logged_at = now

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -132,18 +131,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def require_finite(document: Mapping[str, Any], step: int) -> None:
     """Raise NonFiniteLossError if a tensor or number of a checkpoint is NaN or infinite on any rank.
 
-    Collective. Waits for the device once, regardless of the number of tensors.
+    Collective.
 
     Args:
         document: nested mappings and sequences; values other than floating-point tensors and floats are ignored.
         step: step of the checkpoint, for the message.
     """
-    found = list(_floats(document))
-    flags = [
-        torch.tensor(math.isfinite(value)) if isinstance(value, float) else torch.isfinite(value).all()
-        for _, value in found
-    ]
-    broken = [name for (name, _), finite in zip(found, _read(flags), strict=True) if not finite]
+    broken = [name for name, value in _floats(document) if not bool(torch.isfinite(torch.as_tensor(value)).all())]
     if distributed.any_rank(bool(broken)):
         named = ", ".join(broken[:MAX_NAMED_VALUES]) or "values of another rank"
         raise NonFiniteLossError(
@@ -160,13 +154,3 @@ def _floats(value: Any, name: str = "") -> Iterator[tuple[str, Tensor | float]]:
             yield from _floats(part, f"{name}.{i}")
     elif isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point()):
         yield name, value
-
-
-def _read(flags: Sequence[Tensor]) -> list[bool]:
-    """Return the values of scalars, with one transfer per device: AdamW keeps its step counters on the CPU."""
-    values = [False] * len(flags)
-    for device in {flag.device for flag in flags}:
-        rows = [i for i, flag in enumerate(flags) if flag.device == device]
-        for i, value in zip(rows, torch.stack([flags[i] for i in rows]).tolist(), strict=True):
-            values[i] = value
-    return values

@@ -22,7 +22,7 @@ from training.config import ConfigError, RunConfig
 from training.data.identities import IdentitySet, load_identities
 from training.evaluation.cfp import CfpCrops, embed_cfp, load_cfp_crops
 from training.evaluation.embedding import Embed, embed_crops, torch_embedder
-from training.evaluation.lfw import LfwCrops, Part, evaluate_lfw, load_lfw_crops, verify_similarities
+from training.evaluation.lfw import LfwCrops, Part, evaluate_lfw, load_lfw_crops, verify
 from training.evaluation.metrics import AngleStatistics, angle_statistics
 from training.optimization.objective import build_losses
 from training.optimization.run_folder import CONFIG, LOSSES, read_json, read_run_config
@@ -145,7 +145,7 @@ def _row(
     """Evaluate a finished run on LFW's two views, CFP's two lists and its training crops."""
     data = load_identities(config.data, config.output.parent / "cache")
     own = training_angles(embed, data, weights_CD)
-    judgment = evaluate_lfw(embed, crops, parts=("view1", "view2"), intervals=False)
+    judgment = evaluate_lfw(embed, crops, intervals=False)
     view1, view2, lfw = judgment.view1, judgment.view2, judgment.angles
     if view1 is None or view2 is None:
         raise ValueError("the comparison needs crops of View 1 and View 2")
@@ -167,8 +167,7 @@ def _row(
         alignment = standard_alignment(config.data.crop_px)
         embedded = embed_cfp(lambda crops: embed(realign_crops(crops, alignment)), cfp)
         for name, pairs in cfp.pairs.items():
-            found = verify_similarities(embedded.similarities(pairs), pairs.same, pairs.folds)
-            values[f"{name} %"] = found.accuracy.mean * 100
+            values[f"{name} %"] = verify(embedded, pairs, intervals=False).accuracy.mean * 100
     return {column: value for column, value in values.items() if value is not None}
 
 

@@ -104,8 +104,9 @@ def test_a_damaged_or_unaligned_image_is_named(folder: Path, tmp_path: Path) -> 
         with pytest.raises(ConfigError, match=r"0\.png cannot be decoded"):
             load_identities(by_folder(folder), tmp_path / "cache")
     cv2.imwrite(str(file), np.zeros((50, 50, 3), np.uint8))
-    with pytest.raises(ConfigError, match="not a 112x112 crop"):
-        load_identities(by_folder(folder), tmp_path / "cache")
+    for workers in (0, 1):  # from a cache, and streamed
+        with pytest.raises(ConfigError, match=r"is 50x50, not a 112x112 crop\. Set data\.crop_px"):
+            load_identities(replace(by_folder(folder), workers=workers), tmp_path / "cache").crops_NHWC[:1]
     cv2.imwrite(str(file), np.zeros((112, 112, 3), np.uint8))
     assert len(load_identities(by_folder(folder), tmp_path / "cache")) == 24
 

@@ -128,7 +128,7 @@ def test_video_pairs_are_read_with_and_without_further_columns(tmp_path: Path) -
     for lines in ("1, A/0, A/1, , 1, 1\n2, A/0, B/0, , 0, 0\n", "1, 1, A/0, A/1, 1\n2, 1, A/0, B/0, 0\n"):
         path.write_text(f"split number, first name, second name, is same\n{lines}")
         pairs = read_video_pairs(path)
-        assert pairs.videos.tolist() == [["A/0", "A/1"], ["A/0", "B/0"]]
+        assert (pairs.first, pairs.second) == (("A/0", "A/0"), ("A/1", "B/0"))
         assert (pairs.same.tolist(), pairs.folds.tolist()) == ([True, False], [1, 2])
 
 

@@ -22,7 +22,7 @@ from tests.training.runs import BATCH, PEOPLE, PLAIN, SIDE, STEPS_PER_EPOCH, TIN
 from training.backbones import build_backbone
 from training.config import ConfigError, HeadConfig, LoopConfig, RunConfig, TermConfig
 from training.data.augment import draw_uniforms
-from training.data.batches import Batch, copy_to_device
+from training.data.batches import Batch
 from training.data.identities import load_identities
 from training.data.sampling import BatchSampler
 from training.errors import NonFiniteLossError
@@ -439,9 +439,3 @@ def test_a_log_is_truncated_and_loses_incomplete_lines(tmp_path: Path) -> None:
     assert log.read_text().split() == ["step,loss", "1,0.5", "2,0.25"]
     truncate_log(tmp_path / "new.csv", 0, ("step", "loss"))
     assert (tmp_path / "new.csv").read_text().split() == ["step,loss"]
-
-
-def test_a_memory_map_is_copied_in_pieces(rng: np.random.Generator, tmp_path: Path) -> None:
-    np.save(tmp_path / "crops.npy", rng.integers(0, 255, (11, 4, 4, 3), dtype=np.uint8))
-    crops = np.load(tmp_path / "crops.npy", mmap_mode="r")
-    assert np.array_equal(copy_to_device(torch.device("cpu"), crops, block=3).numpy(), crops)

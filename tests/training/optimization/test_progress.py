@@ -28,8 +28,8 @@ def test_a_file_gets_a_line_now_and_then_and_at_the_end(
         shown.update(step, VALUES)
     shown.close()
     lines = [record.message for record in caplog.records]
-    assert [re.findall(r"step (\d+)/100", line) for line in lines] == [["40"], ["70"], ["100"]]
-    expected = "epoch 4/10, step 40/100, 01:00 left, rate 0.09, loss 4.25, angle 61°, accuracy 12.5%, 8img/s"
+    assert [re.findall(r"step (\d+)/100", line) for line in lines] == [["50"], ["80"], ["100"]]
+    expected = "epoch 5/10, step 50/100, 00:50 left, rate 0.09, loss 4.25, angle 61°, accuracy 12.5%, 8img/s"
     assert lines[0] == expected
     assert "00:00 left" in lines[2]
     caplog.clear()
