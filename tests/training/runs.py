@@ -1,19 +1,27 @@
-"""Tiny training runs on six people with one color each: seconds, with every part of a real run."""
+"""Tiny training runs on six people with one color each: seconds, with every part of a real run; and their ranks."""
 
 from __future__ import annotations
 
 import csv
+import os
+import socket
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TypeVar
 from unittest.mock import patch
 
 import cv2
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
+from tests.forks import CONTEXT
+from training import distributed
 from training.config import AugmentConfig, BackboneConfig, DataConfig, HeadConfig, LoopConfig, RunConfig
 from training.data.identities import IdentitySet
 from training.evaluation.embedding import Embed
@@ -23,6 +31,8 @@ from training.run.train import train_recognizer
 TINY = BackboneConfig(embedding_dim=16, widths=(16, 16, 16), depths=(1, 1, 1), stem=16)
 PEOPLE, IMAGES, BATCH, SIDE = 6, 4, 8, 32
 STEPS_PER_EPOCH = PEOPLE * IMAGES // BATCH
+DEADLINE_S = 240
+T = TypeVar("T")
 
 
 def write_people(root: Path, images: int = IMAGES, side: int = SIDE, people: int = PEOPLE) -> Path:
@@ -84,3 +94,30 @@ def as_set(crops: NDArray[np.uint8]) -> IdentitySet:
 def with_mirror(embed: Embed, crops: NDArray[np.uint8]) -> Float:
     """Return what a teacher with this embedder teaches."""
     return l2_normalize(embed(crops) + embed(np.ascontiguousarray(crops[:, :, ::-1])))
+
+
+def _rank(rank: int, world: int, port: int, task: Callable[[T], object], argument: T) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_PORT": str(port)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    with distributed.process_group():
+        task(argument)
+
+
+def start(world: int, task: Callable[[T], object], argument: T) -> Sequence[BaseProcess]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = [CONTEXT.Process(target=_rank, args=(rank, world, port, task, argument)) for rank in range(world)]
+    for process in ranks:
+        process.start()
+    return ranks
+
+
+def finish(ranks: Sequence[BaseProcess]) -> None:
+    """Wait for the ranks. None is left, and each has succeeded."""
+    for process in ranks:
+        process.join(DEADLINE_S)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    assert codes == [0] * len(ranks), "a rank failed, or hangs (None)"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.ranks import finish, start
-from tests.training.runs import SIDE, losses, table, train_plain, write_people
+from tests.training.runs import SIDE, finish, losses, start, table, train_plain, write_people
 from training import distributed
+from training.config import RunConfig
 from training.data.identities import load_identities
 from training.data.split import split_identities
 from training.evaluation.embedding import torch_embedder
@@ -40,19 +40,47 @@ COMMON = {
 }
 
 
-def test_ranks_validate_together(tmp_path: Path) -> None:
+SPECIAL = {
+    "replicated": {"head.name": "adacos"}
+    | {"terms.center": "0.01", "terms.triplet": "1", "terms.range": "0.01", "terms.ring": "0.1"},
+    "partial_fc": {"head.name": "adaface", "head.scale": "4", "loop.class_sampling": "1.0"},
+    "parts": {"head.name": "cosface", "head.scale": "4", "terms.ring": "0.1", "loop.accumulate": "2"},
+    # Five classes over two ranks, with a regularizer of the head.
+    "partial_fc_odd": {"head.name": "magface", "head.scale": "4", "head.l_a": "1", "head.u_a": "8"}
+    | {"head.lambda_g": "2", "data.max_identities": "5", "loop.class_sampling": "1.0"},
+}
+
+
+def run_of(root: Path, output: str, special: dict[str, str]) -> RunConfig:
+    return smoke(root / "people", root / output).overridden({**COMMON, **special})
+
+
+def train_all(root: Path) -> None:
+    """Train every run on this rank."""
+    train_recognizer(run_of(root, "validated", {"data.held_out_photos": "0.5", "loop.learning_rate": "0.05"}))
+    for name, special in SPECIAL.items():
+        train_plain(run_of(root, f"{name}-two", special))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the runs of two ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    write_people(folder / "people")
+    finish(start(2, train_all, folder))
+    return folder
+
+
+def test_ranks_validate_together(root: Path) -> None:
     """Figures are those of the saved network in one process. The ranks' own batch statistics differ."""
-    settings = {**COMMON, "data.held_out_photos": "0.5", "loop.learning_rate": "0.05"}
-    run = smoke(write_people(tmp_path / "people"), tmp_path / "two").overridden(settings)
-    finish(start(2, train_recognizer, run))
-    rows = table(tmp_path / "two" / "validation.csv")
-    config = read_run_config(tmp_path / "two")
-    split = split_identities(load_identities(config.data, tmp_path / "cache"), config.data, config.loop.seed)
-    _, network = load_run(tmp_path / "two")
+    run = root / "validated"
+    rows, config = table(run / "validation.csv"), read_run_config(run)
+    split = split_identities(load_identities(config.data, root / "cache"), config.data, config.loop.seed)
+    _, network = load_run(run)
     expected = figures_of(HeldOut(split).measure(torch_embedder(network), intervals=True))
     last = {row["measure"]: float(row["value"]) for row in rows if row["step"] == rows[-1]["step"]}
     assert last.keys() == expected.keys()
-    assert (tmp_path / "two" / "worst_pairs.png").exists()
+    assert (run / "worst_pairs.png").exists()
     assert last
     for name, rate in expected.items():
         assert last[name] == pytest.approx(rate if isinstance(rate, float) else rate[0], abs=1e-6), name
@@ -62,37 +90,23 @@ def values(output: Path) -> list[tuple[float, float]]:
     return [(float(row["loss"]), float(row["scale"])) for row in table(output / "losses.csv")]
 
 
-@pytest.mark.parametrize(
-    "special",
-    [
-        {"head.name": "adacos"}
-        | {"terms.center": "0.01", "terms.triplet": "1", "terms.range": "0.01", "terms.ring": "0.1"},
-        {"head.name": "adaface", "head.scale": "4", "loop.class_sampling": "1.0"},
-        {"head.name": "cosface", "head.scale": "4", "terms.ring": "0.1", "loop.accumulate": "2"},
-        # Five classes over two ranks, with a regularizer of the head.
-        {"head.name": "magface", "head.scale": "4", "head.l_a": "1", "head.u_a": "8", "head.lambda_g": "2"}
-        | {"data.max_identities": "5", "loop.class_sampling": "1.0"},
-    ],
-    ids=["replicated", "partial_fc", "parts", "partial_fc_odd"],
-)
-def test_two_ranks_equal_one_process(tmp_path: Path, special: dict[str, str], request: pytest.FixtureRequest) -> None:
-    folder = write_people(tmp_path / "people")
-    one_run, two_run = (smoke(folder, tmp_path / name).overridden({**COMMON, **special}) for name in ("one", "two"))
-    train_plain(one_run)
-    finish(start(2, train_plain, two_run))
-    one, two = (values(tmp_path / name) for name in ("one", "two"))
-    assert len(one) == (12 if "partial_fc_odd" not in request.node.name else 8)
+@pytest.mark.parametrize("name", SPECIAL)
+def test_two_ranks_equal_one_process(name: str, root: Path) -> None:
+    outputs = f"{name}-one", f"{name}-two"
+    train_plain(run_of(root, outputs[0], SPECIAL[name]))
+    one, two = (values(root / output) for output in outputs)
+    assert len(one) == (8 if name == "partial_fc_odd" else 12)
     # Sums in another order differ in the last digit.
     for step, (expected, actual) in enumerate(zip(one, two, strict=True)):
         assert actual == pytest.approx(expected, rel=1e-5 if step < 2 else 1e-2), step
-    states = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("one", "two")]
+    states = [torch.load(root / output / "checkpoint.pt", weights_only=True) for output in outputs]
     for part in ("backbone", "averaged", "head"):
         for key, value in states[0][part].items():
             assert torch.allclose(value.float(), states[1][part][key].float(), atol=1e-2, rtol=1e-2), (part, key)
     # One process resumes a checkpoint of two ranks, including the optimizer.
-    for run in (one_run, two_run):
-        train_plain(run.overridden({"loop.epochs": "5"}))
-    ends = [[float(v) for _, v in losses(tmp_path / n)[len(one) :]] for n in ("one", "two")]
+    for output in outputs:
+        train_plain(run_of(root, output, {**SPECIAL[name], "loop.epochs": "5"}))
+    ends = [[float(v) for _, v in losses(root / output)[len(one) :]] for output in outputs]
     assert len(ends[0]) in (2, 3)
     assert ends[1] == pytest.approx(ends[0], rel=2e-2)
 

@@ -13,8 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from training.backbones import IResNet, MobileFaceNet, ThinIResNet, build_backbone, checkpoint_blocks
 from training.backbones.drop_path import DropPath, drop_shares
-from training.backbones.iresnet import DEPTHS, Block
-from training.backbones.mobilefacenet import Bottleneck
+from training.backbones.iresnet import DEPTHS
 from training.backbones.vit import VisionTransformer
 from training.config import BackboneConfig, BackboneName
 
@@ -89,50 +88,32 @@ def test_iresnets_have_their_published_sizes(name: str, published_millions: floa
     assert round(count / 1e6, 2) == published_millions
 
 
-def multiply_adds(backbone: nn.Module) -> int:
-    """Count the multiply-adds of convolutions and linear layers for one crop."""
-    total = 0
-
-    def count(module: nn.Module, _inputs: object, out: Tensor) -> None:
-        nonlocal total
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            total += out.numel() * module.weight[0].numel()
-
-    handles = [m.register_forward_hook(count) for m in backbone.modules()]
-    backbone.eval()(torch.empty(1, 3, 112, 112, device="meta"))
-    for handle in handles:
-        handle.remove()
-    return total
-
-
 @pytest.mark.parametrize(
-    ("name", "published", "rel"),
+    ("name", "dimension", "published", "rel"),
     [
+        ("mobilefacenet", 128, 221e6, 3e-3),  # section 4.2
         # Open Model Zoo, face-recognition-resnet100-arcface-onnx: 24.2115 GFLOPs, two to a multiply-add.
-        ("iresnet100", 24.2115e9 / 2, 2e-3),
+        ("iresnet100", 512, 24.2115e9 / 2, 2e-3),
         # InsightFace's ViT-S and ViT-B: its GFLOPs are multiply-adds.
-        ("vit_s", 5.7e9, 0.06),
-        ("vit_b", 11.4e9, 0.06),
+        ("vit_s", 512, 5.7e9, 0.06),
+        ("vit_b", 512, 11.4e9, 0.06),
     ],
 )
-def test_networks_cost_what_is_published(name: BackboneName, published: float, rel: float) -> None:
+def test_networks_cost_what_is_published(name: BackboneName, dimension: int, published: float, rel: float) -> None:
     with torch.device("meta"):
-        network = build_backbone(BackboneConfig(name, embedding_dim=512))
+        network = build_backbone(BackboneConfig(name, embedding_dim=dimension))
         with FlopCounterMode(display=False) as counter:
             network.eval()(torch.empty(1, 3, 112, 112))
     assert counter.get_total_flops() / 2 == pytest.approx(published, rel=rel)
 
 
-def test_mobilefacenet_costs_what_is_published() -> None:
-    """Section 4.2: 0.99 million parameters, 4.0 MB, 221 million multiply-adds, at 128 dimensions."""
-    with torch.device("meta"):
-        backbone = MobileFaceNet()
-        assert round(multiply_adds(backbone) / 1e6) == 221
+def test_mobilefacenet_has_its_published_size() -> None:
+    """Section 4.2: 0.99 million parameters, 4.0 MB, at 128 dimensions."""
+    backbone = MobileFaceNet()
     count = sum(p.numel() for p in backbone.parameters())
     norms = sum(m.num_features for m in backbone.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d))
     # As deployed: batch norm folds into the linear layer before it, which leaves its shift.
     assert round((count - norms) / 1e6, 2) == 0.99
-    assert round((count - norms) * 4 / 1e6, 1) == 4.0
 
 
 def test_strides_match_the_papers() -> None:
@@ -145,13 +126,6 @@ def test_strides_match_the_papers() -> None:
     with torch.device("meta"):
         assert strides(IResNet(DEPTHS["iresnet18"])) == [(1, 1), (2, 2), (2, 2)]
         assert strides(ThinIResNet()) == [(2, 2), (1, 1), (2, 2)]
-
-
-@pytest.mark.parametrize("block", [Block(8, 8, 1), Bottleneck(8, 16, 8, 1)], ids=["iresnet", "mobilefacenet"])
-def test_a_block_that_keeps_the_shape_adds_to_its_input(block: Block | Bottleneck) -> None:
-    nn.init.zeros_(block.body[-1].get_parameter("weight"))
-    x = torch.randn(2, 8, 7, 7)
-    assert torch.equal(block(x), x)
 
 
 def saved_bytes(backbone: nn.Module) -> int:

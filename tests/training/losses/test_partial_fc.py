@@ -12,8 +12,7 @@ from torch import Tensor
 
 from tests.training.losses import derivations as paper
 from tests.training.losses import test_losses as oracle
-from tests.training.ranks import finish, start
-from tests.training.runs import TINY, tiny_run
+from tests.training.runs import TINY, finish, start, tiny_run
 from training import distributed
 from training.backbones import build_backbone
 from training.config import HeadConfig

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import signal
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,7 +19,9 @@ from training.data.identities import load_identities
 from training.errors import RunInterruptedError
 from training.optimization import loop as loop_module
 from training.optimization.health import RunHealth
-from training.optimization.loop import fit, to_tensor
+from training.optimization.logs import RunLog
+from training.optimization.loop import fit
+from training.optimization.monitor import Monitor, StepResult
 from training.optimization.objective import build_objective
 from training.optimization.run_folder import load_checkpoint
 from training.optimization.state import TrainingState
@@ -81,19 +82,14 @@ def test_a_healthy_run_has_no_warnings() -> None:
     assert "continuous" not in warnings_of(HeadConfig("cosface"), target_angle_deg=100.0)[0]
 
 
-def test_a_run_beyond_90_degrees_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Class weights opposite of their embeddings, as in the minimum of ArcFace's linear fallback."""
-    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "arcface", epochs=2, learning_rate=1e-6)
-    data = load_identities(config.data, tmp_path / "cache")
-    backbone, objective = build_backbone(TINY, SIDE), build_objective(config, PEOPLE)
-    with torch.no_grad():
-        embeddings = backbone.train()(to_tensor(np.array(data.crops_NHWC)))
-        for person in range(PEOPLE):
-            weight = next(objective.head.parameters())
-            weight[person] = -embeddings[torch.from_numpy(data.labels == person)].mean(0)
-    with caplog.at_level(logging.WARNING):
-        fit(backbone, objective, data, replace(config, augment=PLAIN))
-    assert sum("the mean target angle" in record.message for record in caplog.records) == 1
+def test_a_run_logs_its_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    monitor = Monitor(RunHealth(3, HeadConfig("none"), 2), torch.device("cpu"))
+    measured = {name: torch.tensor(value) for name, value in {**HEALTHY, "embedding_norm": 0.0}.items()}
+    for step in (1, 2, 3):
+        monitor.add(StepResult(step, measured, {}))
+    with closing(RunLog(tmp_path, 0, 3, 8, silent=True, epoch_steps=3)) as logs:
+        monitor.flush(logs)
+    assert caplog.text.count("dead") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.ranks import DEADLINE_S, finish, start
-from tests.training.runs import PLAIN, losses, tiny_run, train_plain, write_people
+from tests.training.runs import DEADLINE_S, PLAIN, finish, losses, start, tiny_run, train_plain, write_people
 from training.config import ConfigError, HeadConfig, RunConfig
 from training.optimization.run_folder import load_checkpoint
 from training.optimization.sharded import read_class_weights

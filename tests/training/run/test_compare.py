@@ -12,8 +12,8 @@ import pytest
 from models.pack.manifest import ModelPack
 from models.vision.alignment import Alignment
 from models.vision.detection import Detector
-from tests.training.evaluation.cfp_files import write_cfp
 from tests.training.evaluation.test_benchmarks import write_lists
+from tests.training.evaluation.test_cfp import write_cfp
 from tests.training.runs import table, write_people
 from training.cli.commands import app
 from training.config import ConfigError, RunConfig
