@@ -108,36 +108,25 @@ def _first(names: Sequence[str], before: str = ", first ") -> str:
     return f"{before}{'; '.join(names[:MAX_NAMED])}{more}"
 
 
-@dataclass(frozen=True, eq=False)
-class _ImageCheck:
-    """Properties of one image: hash of its bytes, and size."""
-
-    digest: bytes = b""
-    size_px: tuple[int, int] | None = None
-    """None if the image cannot be read."""
-    error: str = ""
-    """Name and reason of an image that cannot be read."""
-
-
 def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
     """Read every image of a set, or ``sample`` evenly spaced ones, and report all problems. Raises ConfigError if the
     set cannot be listed (see `list_identities`)."""
     listed = list_identities(config)
     rows = evenly_spaced_rows(len(listed), len(listed) if sample is None else sample)
     checks = list(track(map_in_threads(lambda i: _check_image(listed, i), rows), "inspect", "photos", len(rows)))
-    read = [(i, check) for i, check in zip(rows, checks, strict=True) if check.size_px]
+    read = [(i, *check) for i, check in zip(rows, checks, strict=True) if not isinstance(check, str)]
     counts = np.bincount(listed.labels)
     labels = listed.source.labels if isinstance(listed.source, FaceRecords) else None
-    within, across = _duplicates(listed, [(i, check.digest) for i, check in read])
+    within, across = _duplicates(listed, [(i, digest) for i, digest, _ in read])
     return Preflight(
         people=len(listed.names),
         images=len(listed),
         checked=len(rows),
         images_per_person=(int(counts.min()), float(np.median(counts)), int(counts.max())),
         people_dropped=listed.dropped,
-        unreadable=tuple(check.error for check in checks if not check.size_px),
+        unreadable=tuple(check for check in checks if isinstance(check, str)),
         wrong_size=tuple(
-            listed.name(i) for i, check in read if config.aligned and check.size_px != (config.crop_px, config.crop_px)
+            listed.name(i) for i, _, size_px in read if config.aligned and size_px != (config.crop_px, config.crop_px)
         ),
         duplicates_within=within,
         duplicates_across=across,
@@ -148,14 +137,14 @@ def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
     )
 
 
-def _check_image(listed: IdentityList, i: int) -> _ImageCheck:
+def _check_image(listed: IdentityList, i: int) -> tuple[bytes, tuple[int, int]] | str:
+    """Return the hash of an image's bytes, and its size; or name and reason of one that cannot be read."""
     try:
         encoded = listed.read_encoded(i)
         image = decode_rgb(encoded, listed.name(i))
     except ConfigError as error:
-        return _ImageCheck(error=str(error))
-    digest = hashlib.blake2b(encoded, digest_size=16).digest()
-    return _ImageCheck(digest, (image.shape[0], image.shape[1]))
+        return str(error)
+    return hashlib.blake2b(encoded, digest_size=16).digest(), (image.shape[0], image.shape[1])
 
 
 def _duplicates(

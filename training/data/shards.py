@@ -41,9 +41,6 @@ class TarShards:
         self._rows = np.array(rows, np.int64).reshape(-1, 3)
         self.labels = np.array(labels, np.int64)
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def name(self, i: int) -> str:
         return f"{self._shards[self._rows[i, 0]]}, {self._names[i]}"
 

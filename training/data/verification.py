@@ -25,9 +25,6 @@ class VerificationSet:
     crops_NHWC: NDArray[np.uint8]
     same: NDArray[np.bool_]
 
-    def __len__(self) -> int:
-        return len(self.same)
-
 
 def read_bin(path: Path) -> VerificationSet:
     """Read a set: a pickle of Python 2 or 3 with (encoded images, same-person flags). Raises ConfigError if invalid
