@@ -24,7 +24,9 @@ from training.bounds import cosface_scale_bound, fixed_scale, normface_loss_boun
 from training.config import ConfigError, HeadConfig, Option
 from training.evaluation.metrics import Floats, Ints
 from training.evaluation.plots import BLUE, GRAY, GREEN, VERMILION, png, read_columns, style_axes
-from training.losses import ArcFace, CombinedMargin, CosFace, CosineHead, NormFace, SphereFace, build_head
+from training.losses import build_head
+from training.losses.core import CosineHead
+from training.losses.margins import ArcFace, CombinedMargin, CosFace, NormFace, SphereFace
 from training.losses.softmax import psi
 from training.optimization.logs import ANGLE_BINS
 from training.optimization.monitor import angle_window

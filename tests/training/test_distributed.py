@@ -13,7 +13,8 @@ from training.config import RunConfig
 from training.data.identities import load_identities
 from training.data.split import split_identities
 from training.evaluation.embedding import torch_embedder
-from training.losses import PartialFC, build_head
+from training.losses import build_head
+from training.losses.partial_fc import PartialFC
 from training.optimization.run_folder import load_run, read_run_config
 from training.recipes import smoke
 from training.run.people import HeldOut, figures_of

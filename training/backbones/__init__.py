@@ -5,20 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from models.vision.alignment import CROP_SIZE_PX
-from training.backbones.checkpointing import checkpoint_blocks
 from training.backbones.iresnet import DEPTHS, IResNet, ThinIResNet
 from training.backbones.mobilefacenet import MobileFaceNet
 from training.backbones.vit import VIT_DEPTHS, VisionTransformer
 from training.config import BackboneConfig
-
-__all__ = [
-    "IResNet",
-    "MobileFaceNet",
-    "ThinIResNet",
-    "VisionTransformer",
-    "build_backbone",
-    "checkpoint_blocks",
-]
 
 
 def build_backbone(config: BackboneConfig, crop_px: int = CROP_SIZE_PX) -> nn.Module:

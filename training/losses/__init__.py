@@ -21,9 +21,8 @@ from training.losses.adaptive import (
     MagFace,
     SubCenterArcFace,
 )
-from training.losses.core import Agents, CosineHead, Head, NoHead
+from training.losses.core import Agents, Head, NoHead
 from training.losses.margins import AdaptiveCosFace, ArcFace, CombinedMargin, CosFace, NormFace, SphereFace
-from training.losses.partial_fc import PartialFC
 from training.losses.softmax import ASoftmax, BatchCentroids, L2Softmax, LSoftmax, Softmax, SoftmaxWithoutBias
 
 HEADS: Mapping[str, Callable[..., Head]] = MappingProxyType(
@@ -122,23 +121,3 @@ def _build(
         return factories[name](embedding_dim, num_classes, **options)
     except ValueError as error:
         raise ConfigError(f"{section} {name}: {error}") from error
-
-
-__all__ = [
-    "HEADS",
-    "TERMS",
-    "AdaCos",
-    "AdaFace",
-    "ArcFace",
-    "CombinedMargin",
-    "CosFace",
-    "CosineHead",
-    "CurricularFace",
-    "ElasticFace",
-    "Head",
-    "NormFace",
-    "PartialFC",
-    "SphereFace",
-    "build_head",
-    "build_term",
-]

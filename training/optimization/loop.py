@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from training import distributed
-from training.backbones import checkpoint_blocks
+from training.backbones.checkpointing import checkpoint_blocks
 from training.config import ConfigError, LoopConfig, RunConfig, TrainingPrecision
 from training.data.augment import augment
 from training.data.batches import Batch, Batches
 from training.data.identities import IdentitySet
 from training.errors import NON_FINITE_REMEDY, NonFiniteLossError, RunInterruptedError
-from training.losses import Head
+from training.losses.core import Head
 from training.optimization.health import RunHealth
 from training.optimization.interrupts import stop_requests
 from training.optimization.logs import Measured, RunLog, WandbLog

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from training import distributed
 from training.errors import NON_FINITE_REMEDY, NonFiniteLossError
-from training.losses import Head
-from training.losses.core import upcast
+from training.losses.core import Head, upcast
 from training.optimization.health import RunHealth
 from training.optimization.logs import ANGLE_BINS, RunLog
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from training.config import ConfigError, RunConfig
-from training.losses import CosineHead, Head, PartialFC, build_head, build_term
-from training.losses.core import Agents, NoHead
+from training.losses import build_head, build_term
+from training.losses.core import Agents, CosineHead, Head, NoHead
+from training.losses.partial_fc import PartialFC
 from training.optimization.distillation import Distillation
 
 Terms = Mapping[str, tuple[float, nn.Module]]

@@ -14,7 +14,7 @@ from training import distributed
 from training.config import ConfigError, LoopConfig
 from training.data.identities import IdentitySet
 from training.errors import NON_FINITE_REMEDY, NonFiniteLossError, RunError
-from training.losses import PartialFC
+from training.losses.partial_fc import PartialFC
 from training.optimization.checkpoint_writer import CheckpointWriter, copy_to_host
 from training.optimization.objective import Objective
 from training.optimization.run_folder import check_classes, load_checkpoint, require_finite, save_atomically

@@ -25,7 +25,7 @@ from training.data.verification import read_bin
 from training.evaluation import plots
 from training.evaluation.benchmarks import evaluate_bin
 from training.evaluation.embedding import shared_embedder, teacher_embeddings
-from training.losses import Head
+from training.losses.core import Head
 from training.optimization.logs import Measured
 from training.optimization.loop import Checkpoint, Validator, fit
 from training.optimization.objective import build_losses, build_objective

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from training.backbones import IResNet, MobileFaceNet, ThinIResNet, build_backbone, checkpoint_blocks
+from training.backbones import build_backbone
+from training.backbones.checkpointing import checkpoint_blocks
 from training.backbones.drop_path import DropPath, drop_shares
-from training.backbones.iresnet import DEPTHS
+from training.backbones.iresnet import DEPTHS, IResNet, ThinIResNet
+from training.backbones.mobilefacenet import MobileFaceNet
 from training.backbones.vit import VisionTransformer
 from training.config import BackboneConfig, BackboneName
 

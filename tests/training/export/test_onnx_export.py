@@ -12,7 +12,8 @@ import torch
 from models.pack.manifest import ModelPack
 from models.runtime.onnx_files import restore_fp32_weights
 from models.runtime.onnx_runtime import OnnxNetwork
-from training.backbones import ThinIResNet, build_backbone
+from training.backbones import build_backbone
+from training.backbones.iresnet import ThinIResNet
 from training.config import BackboneConfig, BackboneName
 from training.errors import ParityError
 from training.export import onnx_export

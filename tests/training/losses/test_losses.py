@@ -18,19 +18,10 @@ from torch import Tensor, nn
 from tests.training.losses import derivations as paper
 from training.bounds import fixed_scale, l2_softmax_alpha_bound
 from training.config import ConfigError, HeadConfig, TermConfig
-from training.losses import (
-    HEADS,
-    TERMS,
-    AdaCos,
-    AdaFace,
-    CosineHead,
-    CurricularFace,
-    ElasticFace,
-    Head,
-    PartialFC,
-    build_head,
-    build_term,
-)
+from training.losses import HEADS, TERMS, build_head, build_term
+from training.losses.adaptive import AdaCos, AdaFace, CurricularFace, ElasticFace
+from training.losses.core import CosineHead, Head
+from training.losses.partial_fc import PartialFC
 from training.losses.softmax import ASoftmax, LSoftmax
 
 CLASSES, DIM, BATCH = 7, 5, 9

@@ -17,7 +17,9 @@ from training import distributed
 from training.backbones import build_backbone
 from training.config import HeadConfig
 from training.errors import NonFiniteLossError
-from training.losses import HEADS, CosineHead, Head, PartialFC, build_head
+from training.losses import HEADS, build_head
+from training.losses.core import CosineHead, Head
+from training.losses.partial_fc import PartialFC
 from training.optimization.objective import build_objective
 from training.optimization.run_folder import CHECKPOINT, load_checkpoint
 from training.optimization.state import TrainingState

@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from training.config import HeadConfig
-from training.losses import HEADS, PartialFC, build_head
+from training.losses import HEADS, build_head
 from training.losses.core import MAX_OTHER_CLASSES
+from training.losses.partial_fc import PartialFC
 from training.optimization.logs import ANGLE_BINS
 from training.optimization.monitor import angle_window, count_angles, measure_embeddings
 

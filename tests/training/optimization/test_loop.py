@@ -26,7 +26,8 @@ from training.data.batches import Batch
 from training.data.identities import load_identities
 from training.data.sampling import BatchSampler
 from training.errors import NonFiniteLossError
-from training.losses import HEADS, TERMS, PartialFC
+from training.losses import HEADS, TERMS
+from training.losses.partial_fc import PartialFC
 from training.optimization import loop as loop_module
 from training.optimization.logs import truncate_log
 from training.optimization.loop import Checkpoint, fit, learning_rate, margin_share, train_step
