@@ -151,3 +151,5 @@ def test_photos_and_people_are_compared(visit: Opener, kith: Kith, photos: Photo
         second.get_by_label(other, exact=True).check()
         expect(strict.locator("option")).to_have_count(3 if other == "A photo" else 4)
         expect(strict).to_have_value("relaxed")
+    first.get_by_label("An enrolled person").check()  # one side may be a person
+    expect(second.get_by_label("A photo", exact=True)).to_be_checked()

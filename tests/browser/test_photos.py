@@ -14,10 +14,6 @@ from kith import Kith
 from tests.browser.chromium import faults
 from tests.browser.conftest import PHONE, Opener, Photos, choose, go, name_someone
 
-UPRIGHT_IS_TURNED_LEFT = 6
-"""EXIF's orientation of a photo whose pixels must be turned to the right to stand upright."""
-
-
 KEEP_SENT = """() => {
   const ask = fetch;
   globalThis.fetch = (url, options) => {
@@ -32,15 +28,13 @@ def cards(page: Page, number: int | str = "") -> Locator:
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "avif", "webp", "tiff", "heic"])
-def test_boxes_lie_on_the_upright_photo(
-    visit: Opener, populated: str, photos: Photos, tmp_path: Path, suffix: str
-) -> None:
+def test_boxes_of_turned_photos(visit: Opener, populated: str, photos: Photos, tmp_path: Path, suffix: str) -> None:
     with Image.open(photos["tom"]) as photo:
         upright = photo.crop((0, 0, photo.width, photo.height * 9 // 10))
     width, height = upright.size
     lying = upright.rotate(90, expand=True)
     path, exif = tmp_path / f"turned.{suffix}", Image.Exif()
-    exif[0x0112] = UPRIGHT_IS_TURNED_LEFT
+    exif[0x0112] = 6  # the orientation of pixels that must be turned to the right to stand upright
     if suffix == "heic":
         heif = pytest.importorskip("pillow_heif", reason="pillow-heif, which writes HEIC, is not installed")
         heif.from_pillow(lying).save(path, exif=exif.tobytes())
@@ -56,26 +50,19 @@ def test_boxes_lie_on_the_upright_photo(
     expect(told).to_have_count(0 if suffix in ("jpg", "avif") else 1)
 
 
-@pytest.fixture
-def reunion(photos: Photos, tmp_path: Path) -> Path:
-    """A photo of the party with Tom at its right edge."""
-    with Image.open(photos["party"]) as party, Image.open(photos["tom"]) as tom:
-        guest = tom.resize((tom.width * party.height // tom.height, party.height))
-        together = Image.new("RGB", (party.width + guest.width, party.height))
-        together.paste(party, (0, 0))
-        together.paste(guest, (party.width, 0))
-    path = tmp_path / "reunion.jpg"
-    together.save(path, quality=95)
-    return path
-
-
-def test_the_first_screen_of_a_phone(visit: Opener, populated: str, photos: Photos, reunion: Path) -> None:
+def test_the_first_screen_of_a_phone(visit: Opener, populated: str, photos: Photos, tmp_path: Path) -> None:
     phone = {"viewport": PHONE, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
     page = visit("/identify?gallery=family", populated, **phone)
     choose(page, photos["party"])
     expect(page.get_by_role("heading", name="6 faces")).to_be_visible()
     assert faults(page) == []
-    choose(page, reunion)
+    with Image.open(photos["party"]) as party, Image.open(photos["tom"]) as tom:
+        guest = tom.resize((tom.width * party.height // tom.height, party.height))
+        together = Image.new("RGB", (party.width + guest.width, party.height))
+        together.paste(party, (0, 0))
+        together.paste(guest, (party.width, 0))
+    together.save(tmp_path / "reunion.jpg", quality=95)
+    choose(page, tmp_path / "reunion.jpg")
     expect(page.get_by_role("heading", name="7 faces")).to_be_visible()
     bar = page.get_by_role("navigation").first.bounding_box()
     for answer in (page.get_by_role("heading", level=2), page.locator(".face-name").last):
@@ -100,7 +87,7 @@ def test_the_first_screen_of_a_phone(visit: Opener, populated: str, photos: Phot
     expect(page.get_by_role("link", name="family", exact=True)).to_be_visible()
 
 
-def test_several_photos_and_faces_stay_at_hand_until_each_has_a_name(visit: Opener, kith: Kith, photos: Photos) -> None:
+def test_several_photos_and_faces_stay_until_named(visit: Opener, kith: Kith, photos: Photos) -> None:
     kith.create_gallery("friends")
     kith.enroll("friends", "tom", photos["tom"])
     page = visit()
