@@ -199,9 +199,7 @@ def _key_offsets(connection: Connection) -> dict[str, int]:
     An external index is named by its gallery's key and may be newer than the backup: galleries always get one.
     """
     highest = {table.name: bulk_rows.highest_key(connection, table) for table in AUTOINCREMENT_TABLES}
-    # Without previous galleries, no index or cache refers to a key.
-    offsets = highest if highest[galleries.name] else dict.fromkeys(highest, 0)
-    return offsets | {galleries.name: max(highest[galleries.name], int(time.time()))}
+    return highest | {galleries.name: max(highest[galleries.name], int(time.time()))}
 
 
 def _clear(connection: Connection, replace: bool) -> None:
