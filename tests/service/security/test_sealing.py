@@ -20,18 +20,10 @@ def test_sealed_values_open(value: bytes) -> None:
     assert sealed != SEAL.close(value, "name"), "equal ciphertexts would reveal equal values"
 
 
-@given(st.binary(min_size=1, max_size=50), st.data())
-def test_a_flipped_bit_is_detected(value: bytes, data: st.DataObject) -> None:
-    sealed = bytearray(SEAL.close(value, "name"))
-    bit = data.draw(st.integers(0, 8 * len(sealed) - 1))
-    sealed[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(SealBrokenError):
-        SEAL.open(bytes(sealed), "name")
-
-
-def test_short_values_and_other_keys_and_purposes_do_not_open() -> None:
+def test_altered_values_and_other_keys_and_purposes_do_not_open() -> None:
     sealed = SEAL.close(b"value", "name")
-    wrong = [(SEAL, sealed[:cut], "name") for cut in (0, 1, OVERHEAD_BYTES - 1)]
+    altered = sealed[:-1] + bytes([sealed[-1] ^ 1])
+    wrong = [(SEAL, value, "name") for value in (b"", sealed[:1], sealed[: OVERHEAD_BYTES - 1], altered)]
     for seal, value, purpose in (*wrong, (SEAL, sealed, "crop"), (Seal(new_key()), sealed, "name")):
         with pytest.raises(SealBrokenError):
             seal.open(value, purpose)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,7 +21,6 @@ from service.operations.progress import Progress
 from service.storage.audit.log import record_entries
 from service.storage.db.engine import Database
 from service.storage.db.tables import events, leases, receivers
-from service.storage.events import outbox as outbox_module
 from service.storage.events.log import PAGE, EventLog, StoredEvent
 from service.storage.events.outbox import XID, Place, Webhook, publish
 from service.storage.repositories import erasures
@@ -326,59 +324,24 @@ def test_a_webhook_beyond_the_limit_is_refused(database: Database, monkeypatch: 
         subscribe(database)
 
 
-def in_thread(function: Callable[..., Any], *arguments: Any) -> threading.Thread:
-    thread = threading.Thread(target=function, args=arguments)
-    thread.start()
-    thread.join(0.3)  # it may have to wait for the caller's transaction
-    return thread
-
-
-def after(
-    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, then: Callable[..., Any], *arguments: Any
-) -> list[threading.Thread]:
-    """Call ``then`` once in a thread, after the first call of a function of a module."""
-    function, threads = getattr(module, name), list[threading.Thread]()
-
-    def wrapped(*given: Any, **named: Any) -> Any:
-        monkeypatch.setattr(module, name, function)
-        result = function(*given, **named)
-        threads.append(in_thread(then, *arguments))
-        return result
-
-    monkeypatch.setattr(module, name, wrapped)
-    return threads
-
-
 @ON_POSTGRESQL
 def test_no_event_of_a_subject_is_stored_while_it_is_erased(
     database: Database, store: Store, gallery: Gallery, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enroll(store, gallery, "ada", rng)
     subscribe(database)
-    threads = after(monkeypatch, erasures, "erase", report, database, decision(1, "ada"))
+    erase, reporting = erasures.erase, threading.Thread(target=report, args=(database, decision(1, "ada")))
+
+    def erase_and_report(*given: Any) -> Any:
+        result = erase(*given)
+        reporting.start()
+        reporting.join(0.3)  # it may have to wait for the erasure
+        return result
+
+    monkeypatch.setattr(erasures, "erase", erase_and_report)
     store.subjects.delete(gallery, "ada")
-    threads[0].join(10)
+    reporting.join(10)
     assert pending(EventLog(database)) == []
-
-
-@ON_POSTGRESQL
-@pytest.mark.parametrize("kind", ["search", "enrollment"])
-def test_writes_succeed_while_a_webhook_is_deleted(
-    database: Database,
-    store: Store,
-    gallery: Gallery,
-    rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-) -> None:
-    webhooks, made = WebhookStore(database), subscribe(database)
-    threads = after(monkeypatch, outbox_module, "read_webhooks", webhooks.delete, made.id)
-    if kind == "search":
-        report(database, decision(1))
-    else:
-        enroll(store, gallery, "ada", rng)
-    threads[0].join(10)
-    assert list(webhooks.list_all()) == []
 
 
 @ON_BOTH
