@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter, RawIOBase
 from typing import IO, Any, Final, cast
 
@@ -26,42 +25,22 @@ LEVEL: Final = 1
 BUFFER_BYTES: Final = 262_144
 
 
-@dataclass(frozen=True)
-class _Form:
-    """JSON form of a column's values other than null.
-
-    ``plain``: type of values that are the same in JSON. ``packed``: type of the others, which two functions convert.
-    """
-
-    plain: type | None
-    packed: type | None = None
-    to_json: Callable[[Any], Any] | None = None
-    of_json: Callable[[Any], Any] | None = None
-
-    def converted(self, value: Any) -> Any:
-        """Return a value from its JSON form. Raises TypeError, ValueError."""
-        if self.of_json is None or type(value) is not self.packed:
-            raise TypeError(f"{type(value).__name__} is not a value of the column")
-        return self.of_json(value)
-
-
 def _float_to_json(value: float) -> float | str:
     return value if math.isfinite(value) else repr(value)
 
 
-FORMS: Final[dict[type[Any], _Form]] = {
-    Utc: _Form(None, int, to_microseconds, from_microseconds),
-    sa.LargeBinary: _Form(None, str, bytes.hex, bytes.fromhex),
-    sa.Boolean: _Form(bool),
-    sa.Integer: _Form(int),
-    sa.Float: _Form(float, str, _float_to_json, float),
+Convert = Callable[[Any], Any]
+FORMS: Final[dict[type[Any], tuple[Convert, Convert]]] = {
+    Utc: (to_microseconds, from_microseconds),
+    sa.LargeBinary: (bytes.hex, bytes.fromhex),
+    sa.Float: (_float_to_json, float),
 }
-TEXT: Final = _Form(str)
+"""Functions to JSON and back, by the type of columns whose values have another form there."""
 
 
 def write_rows(file: IO[bytes], table: sa.Table, rows: Iterable[Sequence[Any]]) -> int:
     """Write rows with all columns of a table in order, JSON as text. Return their number."""
-    forms = [form.to_json for form in _forms(table)]
+    forms = [form[0] if form else None for form in _forms(table)]
     count = 0
     with ZstdFile(file, "w", level=LEVEL) as packed, BufferedWriter(cast(RawIOBase, packed), BUFFER_BYTES) as stream:
         stream.write(orjson.dumps(table.columns.keys(), option=orjson.OPT_APPEND_NEWLINE))
@@ -78,9 +57,9 @@ def read_rows(file: IO[bytes], table: sa.Table, count: int) -> Iterator[list[Any
     """Yield the ``count`` rows of a table.
 
     Raises:
-      backup: the file is damaged, or has other columns, other types or another number of rows.
+      backup: the file is damaged, or has other columns or another number of rows.
     """
-    forms, found = _forms(table), 0
+    forms, found = [form[1] if form else None for form in _forms(table)], 0
     try:
         with ZstdFile(file) as packed, BufferedReader(cast(RawIOBase, packed), BUFFER_BYTES) as stream:
             if orjson.loads(stream.readline()) != table.columns.keys():
@@ -88,7 +67,7 @@ def read_rows(file: IO[bytes], table: sa.Table, count: int) -> Iterator[list[Any
             for line in stream:
                 found += 1
                 yield [
-                    value if value is None or type(value) is form.plain else form.converted(value)
+                    value if form is None or value is None else form(value)
                     for value, form in zip(orjson.loads(line), forms, strict=True)
                 ]
     except (ArithmeticError, EOFError, TypeError, ValueError, ZstdError) as error:
@@ -99,7 +78,7 @@ def read_rows(file: IO[bytes], table: sa.Table, count: int) -> Iterator[list[Any
         raise LocalError("backup", f"table {table.name} has {found} rows instead of {count}")
 
 
-def _forms(table: sa.Table) -> list[_Form]:
+def _forms(table: sa.Table) -> list[tuple[Convert, Convert] | None]:
     return [
-        next((form for kind, form in FORMS.items() if isinstance(column.type, kind)), TEXT) for column in table.columns
+        next((form for kind, form in FORMS.items() if isinstance(column.type, kind)), None) for column in table.columns
     ]

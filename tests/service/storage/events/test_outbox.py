@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -344,9 +345,35 @@ def test_no_event_of_a_subject_is_stored_while_it_is_erased(
     assert pending(EventLog(database)) == []
 
 
+Attempt = Callable[[StoredEvent], Awaitable[bool]]
+
+
+def send(
+    database: Database, to: Webhook, attempt: Attempt, wanted: EventFilter, may_send: Callable[[], bool] = lambda: True
+) -> Place:
+    """Send a page of events; return the place after it."""
+
+    async def work() -> Place:
+        with Threads(1, "sender") as threads:
+            progress = Progress(ReceiverStore(database), threads, to.pk, to.place)
+            await progress.send(EventLog(database), wanted, attempt, may_send)
+            return progress.place
+
+    return asyncio.run(work())
+
+
+def test_unwanted_events_are_passed_over(database: Database, log: EventLog) -> None:
+    async def attempt(event: StoredEvent) -> bool:
+        raise AssertionError(event)
+
+    made = subscribe(database)
+    report(database, decision(1), decision(2))
+    assert send(database, made, attempt, EventFilter(types=frozenset({"drift"}))).position == log.end()
+
+
 @ON_BOTH
-@pytest.mark.parametrize("what", ["webhook", "subject"])
-def test_waiting_events_are_not_sent_after_a_deletion(
+@pytest.mark.parametrize("what", ["webhook", "subject", "lease"])
+def test_waiting_events_are_not_sent_after_a_deletion_or_by_another_process(
     database: Database, store: Store, gallery: Gallery, what: str, rng: np.random.Generator
 ) -> None:
     enroll(store, gallery, "ada", rng)
@@ -357,14 +384,9 @@ def test_waiting_events_are_not_sent_after_a_deletion(
         sent.append(event.id)
         if what == "webhook":
             store.webhooks.delete(made.id)
-        else:
+        elif what == "subject":
             store.subjects.delete(gallery, "ada")
         return True
 
-    async def send() -> None:
-        with Threads(1, "sender") as threads:
-            progress = Progress(ReceiverStore(database), threads, made.pk, made.place)
-            await progress.send(EventLog(database), EventFilter(), attempt, lambda: True)
-
-    asyncio.run(send())
+    send(database, made, attempt, EventFilter(), lambda: what != "lease" or not sent)
     assert len(sent) == 1

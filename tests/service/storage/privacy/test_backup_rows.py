@@ -66,11 +66,7 @@ JSON = [1, "00ff", "a", "{}", True, 0.5, 0]
 @pytest.mark.parametrize(
     "row",
     [
-        *([*JSON[:at], wrong, *JSON[at + 1 :]] for at, wrong in enumerate(["1", "0g", 5, {}, 1, "a", "2026-01-01"])),
-        [True, *JSON[1:]],
-        [1.5, *JSON[1:]],
-        orjson.dumps([0, *JSON[1:]]).replace(b"[0", b"[%d" % 2**64) + b"\n",
-        [*JSON[:-1], 2**62],
+        *([*JSON[:at], wrong, *JSON[at + 1 :]] for at, wrong in ((1, "0g"), (1, 5), (5, "a"), (6, "2026"), (6, 2**62))),
         JSON[1:],
         [*JSON, 1],
         {"key": 1},
