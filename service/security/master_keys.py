@@ -115,7 +115,7 @@ class KeyFile:
         return self._read()[0]
 
     def find(self, key_id: str) -> LocalKey | None:
-        if key_id not in self._keys and (self.path.exists() or not self.may_make):
+        if key_id not in self._keys and self.path.exists():
             self._keys = {key.id: key for key in self._read()}
         return self._keys.get(key_id)
 

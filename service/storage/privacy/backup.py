@@ -175,7 +175,7 @@ def restore(
                 _clear(connection, replace)
                 offsets = _key_offsets(connection)
                 for table in TABLES:
-                    rows = _restored_rows(connection, table, _rows(archive, manifest, table), offsets)
+                    rows = _restored_rows(connection, table, _rows(archive, table), offsets)
                     bulk_rows.insert(connection, table, table.columns.keys(), rows)
                     report(f"{table.name}: {manifest.rows[table.name]:,} rows")
             for table in AUTOINCREMENT_TABLES:
@@ -265,16 +265,14 @@ def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, Manifest]]:
             manifest = Manifest.model_validate_json(archive.read(MANIFEST))
         except (KeyError, ValueError, zipfile.BadZipFile) as error:
             raise LocalError("backup", "the file is not a Kith backup, or of another version") from error
-        if set(manifest.rows) != {table.name for table in TABLES}:
-            raise LocalError("backup", "the backup and this version have different tables")
         yield archive, manifest
 
 
-def _rows(archive: zipfile.ZipFile, manifest: Manifest, table: sa.Table) -> Iterator[list[Any]]:
+def _rows(archive: zipfile.ZipFile, table: sa.Table) -> Iterator[list[Any]]:
     """Raises backup: they are damaged, which the zip's checksum tells."""
     try:
         with archive.open(_entry(table)) as entry:
-            yield from read_rows(entry, table, manifest.rows[table.name])
+            yield from read_rows(entry, table)
     except (KeyError, OSError, zipfile.BadZipFile) as error:
         raise LocalError("backup", f"table {table.name} of the backup is damaged: {error}") from error
 
@@ -283,7 +281,7 @@ def _check_keys(archive: zipfile.ZipFile, manifest: Manifest, master: MasterKeys
     try:
         for key_id in manifest.master_keys:
             master.of(key_id)
-        for row in _rows(archive, manifest, secrets):
+        for row in _rows(archive, secrets):
             secret = dict(zip(secrets.columns.keys(), row, strict=True))
             master.unwrap(secret["wrapped"], secret["name"], secret["master_key"])
     except MasterKeyError as error:

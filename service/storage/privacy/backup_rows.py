@@ -53,12 +53,8 @@ def write_rows(file: IO[bytes], table: sa.Table, rows: Iterable[Sequence[Any]]) 
     return count
 
 
-def read_rows(file: IO[bytes], table: sa.Table, count: int) -> Iterator[list[Any]]:
-    """Yield the ``count`` rows of a table.
-
-    Raises:
-      backup: the file is damaged, or has other columns or another number of rows.
-    """
+def read_rows(file: IO[bytes], table: sa.Table) -> Iterator[list[Any]]:
+    """Yield the rows of a table. Raises backup: the file is damaged, or has other columns."""
     forms, found = [form[1] if form else None for form in _forms(table)], 0
     try:
         with ZstdFile(file) as packed, BufferedReader(cast(RawIOBase, packed), BUFFER_BYTES) as stream:
@@ -74,8 +70,6 @@ def read_rows(file: IO[bytes], table: sa.Table, count: int) -> Iterator[list[Any
         raise LocalError(
             "backup", f"row {found} of table {table.name} of the backup cannot be read: {error}"
         ) from error
-    if found != count:
-        raise LocalError("backup", f"table {table.name} has {found} rows instead of {count}")
 
 
 def _forms(table: sa.Table) -> list[tuple[Convert, Convert] | None]:

@@ -214,8 +214,4 @@ def test_over_http_and_from_the_terminal(kith: Kith, gallery: str, server: str, 
     assert file.stat().st_mode & 0o077 == 0
     receipt = json.loads(run("subject", "erase", "ada", "--yes", "--json"))
     assert receipt["removed"] == {"subjects": 1, "templates": 1}
-    assert [each.id for each in kith.erasures(gallery, "ada")] == [receipt["id"]]
-    assert list(kith.erasures(gallery, "bob")) == []
-    assert kith.delete_subject(gallery, "ada").receipt.id == receipt["id"]
-    for options in (["--json"], []):
-        assert receipt["id"] in run("erasures", "list", *options)
+    assert receipt["id"] in run("erasures", "list")
