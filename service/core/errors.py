@@ -16,8 +16,7 @@ CODES: Final = {
     "archive_invalid": "422 The archive, or a file in it, cannot be read. Send a complete zip (stored or deflated, not "
     "encrypted), tar, tar.gz or tar.zst.",
     "archive_too_large": "413 The archive is too large. Send it in parts. docs/settings.md lists the limits.",
-    "audit_unwritten": "503 The audit log cannot be written. Check that the database is writable. The refused "
-    "operation was not performed. See docs/keys.md.",
+    "audit_unwritten": "503 The audit log cannot be written. Check that the database is writable. Nothing was done.",
     "backup": "500 The backup cannot be used. Nothing was changed.",
     "client_gone": "499 The client disconnected before the response was ready. No action is needed.",
     "client_too_slow": "408 The request arrived too slowly. Send the whole request, with at least 1 kB a second.",
@@ -38,8 +37,7 @@ CODES: Final = {
     "events_expired": "410 Events after this Last-Event-ID are no longer stored. Connect without Last-Event-ID, and "
     "read what was missed from the audit (docs/events.md).",
     "forbidden": "403 The API key lacks permission. Use a key with the required scope (docs/keys.md).",
-    "foreign_file": "422 The file of the other service cannot be converted. See docs/moving-here.md for the supported "
-    "files and how to export them.",
+    "foreign_file": "422 The file of the other service cannot be converted. See docs/moving-here.md.",
     "foreign_origin": "403 Cross-origin requests need an API key. Call http://localhost or http://127.0.0.1. For other "
     "host names, set up API keys, or set KITH_ALLOW_ANONYMOUS=true (docs/keys.md).",
     "gallery_exists": "409 The gallery already exists. Use it, or choose another name.",
@@ -47,8 +45,7 @@ CODES: Final = {
     "POST /v1/galleries.",
     "gpu_unavailable": "503 The requested GPU does not run the networks. Follow the detail and restart the service; "
     "'kith doctor' repeats the check. To run on the CPU, set KITH_DEVICE=cpu.",
-    "idempotency_conflict": "409 The Idempotency-Key belongs to another request. Use a new Idempotency-Key (client: "
-    "idempotency_key) for each new request.",
+    "idempotency_conflict": "409 The Idempotency-Key belongs to another request. Use a new one for each new request.",
     "image_damaged": "422 The photo is damaged or truncated. Send the complete file.",
     "image_empty": "422 The photo is empty. Send the content of the file.",
     "image_format": "422 The photo format is not supported. Send JPEG, PNG, WebP, BMP, TIFF, GIF, AVIF or HEIC.",
@@ -57,8 +54,7 @@ CODES: Final = {
     "skips items that exist already.",
     "inconsistent_template": "409 The face differs from the subject's other templates. Check the photo, or use "
     "'allow_inconsistent' (--allow-inconsistent).",
-    "index_unavailable": "503 The search index is unavailable. Try again. Enrolled subjects are searchable again as "
-    "soon as the index responds.",
+    "index_unavailable": "503 The search index is unavailable. Try again. What was enrolled is searchable afterwards.",
     "internal": "500 Internal error. Try again. If it fails again, report it with the request ID.",
     "invalid_request": "422 The request is invalid. /docs lists the fields, their types and ranges; --help lists the "
     "options of a command.",
@@ -90,22 +86,18 @@ CODES: Final = {
     "not_live": "422 The face did not pass the liveness check. Use a photo of the person with room around the face, or "
     "'allow_not_live' (--allow-not-live).",
     "overloaded": "503 The service is overloaded. Try again in a moment. The header Retry-After says when.",
-    "readiness_unknown": "503 A dependency of the service did not respond in time. Check the database, and Milvus if "
-    "used, and the network connection to them.",
+    "readiness_unknown": "503 A dependency of the service did not respond in time. Check the database, and Milvus.",
     "recognizer_mismatch": "409 The gallery uses another recognizer. Serve the pack whose recognizer made the "
     "gallery's vectors (KITH_PACK or KITH_EXTRA_PACKS); docs/galleries.md describes how to change it. With embeddings, "
     "send 'recognizer', and embeddings of the gallery's recognizer.",
     "request_too_large": "413 The request is too large. Send fewer or smaller photos (limits: docs/settings.md).",
-    "retention_unconfirmed": "409 A large part of the gallery would be erased. If this is meant, repeat the change "
-    "with the number in the message as confirm.",
+    "retention_unconfirmed": "409 A large part of the gallery would be erased. Repeat the change, with confirm.",
     "risk_uncalibrated": "409 The risk cannot be converted to a threshold. Use a threshold, such as 0.4 (--threshold "
     "0.4); or calibrate the pack with 'kith models calibrate PACK --photos FOLDER'; or enroll at least 50 people.",
     "settings": "500 A setting is invalid. Correct the setting. docs/settings.md lists all settings.",
-    "several_faces": "422 The photo shows several faces. Use a photo of one person, or the largest face: face=largest "
-    "(--largest-face).",
+    "several_faces": "422 The photo shows several faces. Use a photo of one person, or face=largest (--largest-face).",
     "storage_busy": "503 The database was locked by other writers for too long. Try again. Nothing was stored.",
-    "storage_damaged": "500 The database is damaged. Stop the service, run kith doctor, and restore a backup. Nothing "
-    "of this request was stored.",
+    "storage_damaged": "500 The database is damaged. Stop the service, run kith doctor, and restore a backup.",
     "storage_full": "507 The disk is full. Free disk space, then try again. Nothing was stored. Searches still work.",
     "storage_unavailable": "503 The database is unavailable. Try again; repeat an enrollment with the same "
     "Idempotency-Key, so that it is not stored twice.",
@@ -120,8 +112,7 @@ CODES: Final = {
     "too_many_albums": "409 The gallery has too many albums. Delete albums that are no longer needed.",
     "too_many_decoys": "409 The subject has the most decoys allowed. Delete decoys that are no longer needed. If many "
     "strangers resemble the subject, enroll better photos or choose a smaller risk.",
-    "too_many_streams": "429 Too many event streams of one key are open. Close a stream that is no longer read, or "
-    "filter the events of one stream.",
+    "too_many_streams": "429 Too many event streams of one key are open. Close a stream that is no longer read.",
     "too_many_webhooks": "409 The limit of webhooks is reached. Delete a webhook that is no longer used.",
     "unauthorized": "401 A valid API key is required. Send the key in the header 'Authorization: Bearer KEY' or "
     "'X-API-Key: KEY'. The client takes api_key, a command --api-key, and both KITH_CLIENT_KEY. 'kith keys create' on "
@@ -135,8 +126,7 @@ CODES: Final = {
     "url_refused": "422 Photos from this URL are not allowed. Send the photo itself, or an https URL of a host in "
     "KITH_URL_HOSTS (docs/rest.md).",
     "webhook_not_found": "404 The webhook does not exist. List the webhooks.",
-    "webhook_refused": "422 Webhooks to this address are not allowed. Use an address that KITH_WEBHOOK_HOSTS allows "
-    "(docs/events.md).",
+    "webhook_refused": "422 Webhooks to this address are not allowed. Set KITH_WEBHOOK_HOSTS (docs/events.md).",
 }
 """Status, title and remedy of each code; the title ends at the first full stop."""
 HEADERS: Final = {
