@@ -30,7 +30,7 @@ class Postgres:
         kills it does without, for what was written outlives a process.
 
         Raises:
-            RuntimeError: there is no PostgreSQL, or no user who may run it.
+            RuntimeError: there is no PostgreSQL.
         """
         self._bin = _programs()
         self._durable = durable
@@ -38,7 +38,7 @@ class Postgres:
         self._as_user: list[str] = []
         if os.geteuid() == 0:  # which PostgreSQL refuses to run as
             self._as_user = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups"]
-            owner = _account()
+            owner = pwd.getpwnam(OWNER)  # created by the package
             os.chown(folder, owner.pw_uid, owner.pw_gid)
         self.folder = folder
         self._run("initdb", "--auth=trust", "--no-sync", "--username=kith", "--encoding=UTF8", "-D", str(self._data))
@@ -109,13 +109,6 @@ def _programs() -> Path:
     if not found or not (found[-1] / "initdb").exists():
         raise RuntimeError("PostgreSQL is not installed (Debian: apt-get install postgresql)")
     return found[-1]
-
-
-def _account() -> pwd.struct_passwd:
-    try:
-        return pwd.getpwnam(OWNER)
-    except KeyError:
-        raise RuntimeError(f"there is no user {OWNER} to run PostgreSQL as") from None
 
 
 DatabaseUrl = Callable[[], str]

@@ -23,8 +23,6 @@ MIN_MEAN_MEMBER_BYTES: Final = 1000
 """Mean unpacked bytes per member, required beyond MAX_SMALL_MEMBERS members. bgzip writes members of 64 KB."""
 PIECE_BYTES: Final = 65_536
 Kind = Literal["gzip", "zstd"]
-MEMBERS: Final[dict[Kind, str]] = {"gzip": "members", "zstd": "frames"}
-"""What each format calls the files that may follow each other in one."""
 
 
 def max_unpacked_bytes(packed: int) -> int:
@@ -78,7 +76,7 @@ class Unpacker:
     def _begin_member(self) -> None:
         self._members += 1
         if self._members > MAX_SMALL_MEMBERS + self.unpacked // MIN_MEAN_MEMBER_BYTES:
-            raise ValueError(f"the {self._kind} has too many almost empty {MEMBERS[self._kind]}")
+            raise ValueError(f"the {self._kind} has too many almost empty members")
         self._member: Any = zlib.decompressobj(wbits=31) if self._kind == "gzip" else ZstdDecompressor()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from threading import Barrier, Timer
+from threading import Timer
 
 import pytest
 from typer.testing import CliRunner
@@ -31,8 +31,7 @@ from service.settings import Settings, load_settings
 from service.storage.privacy.backup import back_up
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.store import Store
-from tests.databases import ON_BOTH, open_database
-from tests.postgres import DatabaseUrl
+from tests.databases import open_database
 
 KEY = b"k" * 32
 Run = Callable[..., str]
@@ -180,20 +179,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(MasterKeyError, match=r"cannot be written.*No space left"):
             start(in_folder(tmp_path))
     assert [file.name for file in tmp_path.iterdir() if "key" in file.name] == []
-
-
-@ON_BOTH
-def test_concurrent_starts_create_one_key(database_url: DatabaseUrl, tmp_path: Path) -> None:
-    settings, together = in_folder(tmp_path, database_url=database_url()), Barrier(6)
-
-    def one(_: int) -> None:
-        together.wait()
-        start(settings)
-
-    with ThreadPoolExecutor(6) as threads:
-        list(threads.map(one, range(6)))
-    assert [file.name for file in tmp_path.iterdir() if "key" in file.name] == ["master.key"]
-    start(settings)
 
 
 def test_a_start_waits_for_a_concurrent_creation_of_the_database(tmp_path: Path) -> None:

@@ -106,11 +106,11 @@ COLUMNS = b",".join([b"file", b"subject", *(b"c%d" % n for n in range(1000))])
 BIG, END = 1 << 30, bytes(10_240)
 BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "empty gzip members": (lambda: EMPTY_MEMBER * 500_000, "archive_invalid", "members"),
-    "empty zstd frames": (lambda: EMPTY_FRAME * 500_000, "archive_invalid", "almost empty frames"),
+    "empty zstd frames": (lambda: EMPTY_FRAME * 500_000, "archive_invalid", "almost empty members"),
     "skippable zstd frames": (
         lambda: EMPTY_FRAME + (b"\x50\x2a\x4d\x18" + bytes(4)) * 500_000,
         "archive_invalid",
-        "almost empty frames",
+        "almost empty members",
     ),
     "zeros in zstd": (
         lambda: zstd(tar_header(tarfile.REGTYPE, 3 * RATIO_EXEMPT_BYTES) + bytes(3 * RATIO_EXEMPT_BYTES)),
