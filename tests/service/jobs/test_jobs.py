@@ -20,7 +20,7 @@ from service.core.clock import Clock
 from service.core.errors import GalleryChangedError, GalleryNotFoundError, ImageError, OverloadedError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.jobs import runner as runner_module
-from service.jobs.runner import MAX_ATTEMPTS, JobContext, JobKind, Runner
+from service.jobs.runner import LEASE_S, MAX_ATTEMPTS, JobContext, JobKind, Runner
 from service.settings import Settings
 from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
@@ -28,6 +28,7 @@ from service.storage.db.tables import jobs
 from service.storage.privacy.backup import back_up, restore
 from service.storage.repositories.jobs import ARCHIVE_KINDS, ItemOutcome, Job, JobStore, LeaseLostError
 from service.storage.repositories.store import Store
+from tests.conftest import is_eventually
 from tests.databases import ON_BOTH, open_database
 from tests.faults.killing import Process
 from tests.refusals import raises_code
@@ -162,13 +163,12 @@ def test_a_job_that_no_server_can_run_can_be_canceled(store: JobStore, gallery: 
     taken(store, lease_s=-1)
     assert store.cancel(left.id).state == "canceled"
     # Called off while its process lived, which then died.
-    kinds = {"work": JobKind(lambda context: None, ready=lambda job: False)}
     for kind in ("work", "of no process"):
         left = store.create(gallery, kind, {})
         job = taken(store, lease_s=60)
         assert store.cancel(left.id).state == "running"
         assert store.renew(job, -1)
-        assert run_until(store, left, Runner(store, kinds, poll_s=0.01)).state == "canceled"
+        assert run_until(store, left, runner(store, print, ready=lambda job: False)).state == "canceled"
 
 
 def test_a_restored_job_whose_archive_no_backup_holds_fails(
@@ -240,15 +240,14 @@ def run_until(store: JobStore, job: Job, runner: Runner, during: Callable[[], Aw
             await (during() if during else finished())
 
     async def finished() -> None:
-        while await asyncio.to_thread(store.unfinished, [job.id]):
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(is_eventually, lambda: not store.unfinished([job.id]))
 
     asyncio.run(main())
     return store.job(job.id)
 
 
-def runner(store: JobStore, run: Callable[[JobContext], Any], **options: Any) -> Runner:
-    return Runner(store, {"work": JobKind(run)}, poll_s=0.01, **options)
+def runner(store: JobStore, run: Callable[[JobContext], Any], lease_s: float = LEASE_S, **kind: Any) -> Runner:
+    return Runner(store, {"work": JobKind(run, **kind)}, lease_s, poll_s=0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -292,8 +291,8 @@ def test_a_fault_is_over_at_a_later_attempt(store: JobStore, gallery: Gallery) -
         context.record([ItemOutcome("b", "done")])
 
     discarded: list[str] = []
-    kinds = {"work": JobKind(work, discard=lambda job: discarded.append(job.id))}
-    job = run_until(store, store.create(gallery, "work", {}), Runner(store, kinds, poll_s=0.01))
+    running = runner(store, work, discard=lambda job: discarded.append(job.id))
+    job = run_until(store, store.create(gallery, "work", {}), running)
     assert (job.state, job.problem, job.progress.counts) == ("succeeded", None, {"done": 2})
     assert (attempts, discarded) == (2 * MAX_ATTEMPTS, [job.id])
 
@@ -311,8 +310,8 @@ def test_a_job_that_is_cancelled_ends_between_items(store: JobStore, gallery: Ga
                 await context.run(store.cancel, context.job.id)
 
     discarded: list[str] = []
-    kinds = {"work": JobKind(endless, discard=lambda job: discarded.append(job.id))}
-    job = run_until(store, store.create(gallery, "work", {}), Runner(store, kinds, poll_s=0.01))
+    running = runner(store, endless, discard=lambda job: discarded.append(job.id))
+    job = run_until(store, store.create(gallery, "work", {}), running)
     assert (job.state, discarded) == ("canceled", [job.id])
     assert job.progress.done == items == 4  # the record after it tells
 
@@ -414,8 +413,8 @@ def test_a_job_outlives_a_lease_that_could_not_be_renewed_unless_another_claims_
 def test_a_job_of_another_kind_or_not_ready_here_waits(store: JobStore, gallery: Gallery) -> None:
     store.create(gallery, "unknown", {})
     elsewhere, here = (store.create(gallery, "work", {"node": node}) for node in ("other", "here"))
-    kinds = {"work": JobKind(lambda _: None, ready=lambda job: job.parameters["node"] == "here")}
-    assert run_until(store, here, Runner(store, kinds, poll_s=0.01)).state == "succeeded"
+    running = runner(store, lambda _: None, ready=lambda job: job.parameters["node"] == "here")
+    assert run_until(store, here, running).state == "succeeded"
     assert store.job(elsewhere.id).state == "queued"
 
 
