@@ -58,8 +58,6 @@ class UrlFetcher:
 
     def _target(self, text: str) -> httpx.URL:
         """Return the normalized URL if it is allowed. Raises url_refused."""
-        if self._http.is_disabled:
-            raise ImageError("url_refused", "fetching photos by URL is disabled")
         try:
             return self._http.target(text)
         except TargetRefusedError as error:

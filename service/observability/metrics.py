@@ -74,17 +74,17 @@ class Metrics:
         self._stages = self._histogram("kith_stage_seconds", "Stages, failed ones too.", BUCKETS_S, "stage", "lane")
         self._faces = self._histogram("kith_photo_faces", "Faces per photo.", FACE_BUCKETS, "lane")
         self._qualities = self._histogram("kith_face_quality", "Quality scores of faces.", QUALITY_BUCKETS, "lane")
-        self._similarities = self._histogram(
+        self.similarities = self._histogram(
             "kith_similarity",
             "Similarity of the best candidate of a search.",
             SIMILARITY_BUCKETS,
             "recognizer",
             "outcome",
         )
-        self._problems = self._counter(
+        self.problems = self._counter(
             "kith_problems", "Requests and connections rejected or failed, by error code.", "code", codes
         )
-        self._verified = self._counter("kith_verify", "Verifications by outcome.", "outcome", verify_outcomes)
+        self.verified = self._counter("kith_verify", "Verifications by outcome.", "outcome", verify_outcomes)
         self._enrolled = self._counter(
             "kith_enroll",
             "Photos and embeddings enrolled, or rejected with an error code.",
@@ -131,15 +131,6 @@ class Metrics:
         self._faces.labels(current).observe(len(qualities))
         for quality in qualities:
             self._qualities.labels(current).observe(quality)
-
-    def observe_similarity(self, recognizer: str, outcome: str, similarity: float) -> None:
-        self._similarities.labels(recognizer, outcome).observe(similarity)
-
-    def count_problem(self, code: str) -> None:
-        self._problems.labels(code).inc()
-
-    def count_verification(self, outcome: str) -> None:
-        self._verified.labels(outcome).inc()
 
     def count_enrollment(self, outcome: str, count: int = 1) -> None:
         """Count photos or embeddings ``enrolled``, or rejected with an error code."""

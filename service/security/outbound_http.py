@@ -75,10 +75,6 @@ class OutboundHttp:
         if self._opened is not None:
             await self._opened.aclose()
 
-    @property
-    def is_disabled(self) -> bool:
-        return not (self._hosts.patterns or self._origins)
-
     def target(self, text: str) -> httpx.URL:
         """Return the normalized URL if it is allowed. Raises TargetRefusedError."""
         try:

@@ -331,7 +331,7 @@ def _observe_similarities(backend: Backend, served: ServedRecognizer, probes: It
         best = None if probe.found is None else probe.found.decision.best
         if probe.found is not None and best is not None and probe.face is not None:
             rounded = math.ceil(best.similarity / SIMILARITY_STEP) * SIMILARITY_STEP
-            backend.metrics.observe_similarity(served.pack.model_id, probe.found.decision.outcome, rounded)
+            backend.metrics.similarities.labels(served.pack.model_id, probe.found.decision.outcome).observe(rounded)
 
 
 def _events(gallery: Gallery, probes: Iterable[Probe]) -> list[Event]:

@@ -105,7 +105,7 @@ async def verify(backend: Backend, body: VerifyIn, caller: Caller) -> Document:
         refusal = next((each for each in get_args(RejectionOutcome) if each in refused), None)
         await _compare_sides(backend, verification, caller, (a.person, b.person), document)
         document["outcome"] = refusal or document["outcome"]
-    backend.metrics.count_verification(document["outcome"])
+    backend.metrics.verified.labels(document["outcome"]).inc()
     if gallery is not None and subject is not None:
         await backend.audit.verified(gallery, subject.subject, document["outcome"])
     return document

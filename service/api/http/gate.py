@@ -94,7 +94,7 @@ class Gate:
         caller, code = request.state.caller, getattr(request.state, PROBLEM_CODE, None)
         self._metrics.observe_request(request.method, route, status, elapsed_s)
         if code is not None:
-            self._metrics.count_problem(code)
+            self._metrics.problems.labels(code).inc()
         # A hidden gallery is audited whether or not it exists, so that the audit does not reveal it either.
         if code in AUDITED_REFUSALS or getattr(request.state, "hides_existence", False):
             request.app.state.backend.audit.record_refusal(caller.name, code)
