@@ -6,7 +6,6 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from service.core.errors import KithError
@@ -31,9 +30,7 @@ class PeriodicTask(ABC):
         self._worker = asyncio.create_task(self._work())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._stopping = True
         self._wake.set()
         try:

@@ -12,7 +12,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import takewhile
 from typing import Final
 
 from service.core.actor import Threads
@@ -105,8 +104,8 @@ class EventStreams(PeriodicTask):
         if position >= self._end:
             return [], position
         if position >= self._start:
-            new = list(takewhile(lambda event: event.position > position, reversed(self._tail)))
-            return [event for event in reversed(new) if chosen.wants(event.gallery, event.event)], self._end
+            new = (event for event in self._tail if event.position > position)
+            return [event for event in new if chosen.wants(event.gallery, event.event)], self._end
         page = await self._threads.run(self._events.read, position, chosen)
         await self._check(position)  # after reading: a sweep may have deleted some events meanwhile
         return page.events, page.position
