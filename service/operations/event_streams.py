@@ -32,7 +32,6 @@ TOGETHER_S: Final = 0.25
 TAIL: Final = 1000
 """Latest events in memory, for all streams."""
 RETRY_S: Final = 5
-TRIES: Final = 3
 
 
 class EventStreams(PeriodicTask):
@@ -91,11 +90,6 @@ class EventStreams(PeriodicTask):
         await self._read_new()
         if resumed is None:
             return self._end
-        for _ in range(TRIES):
-            if resumed <= self._end:
-                break
-            await asyncio.sleep(POLL_S)  # another server may know a later end for as long as a transaction lasts
-            await self._read_new()
         await self._check(resumed)
         return resumed
 
