@@ -212,8 +212,6 @@ async def _open_photos(stack: AsyncExitStack, settings: Settings, threads: Threa
     decoder = PhotoDecoder(limits, min(threads.count, MAX_DECODER_PROCESSES))
     stack.callback(decoder.close)
     hosts = settings.url_hosts or Hosts()
-    if hosts.are_all:
-        log.warning("photos may be fetched from every public host; list the allowed hosts in KITH_URL_HOSTS")
     pipeline = PhotoPipeline(
         detector=detectors[0],
         detecting=detecting,

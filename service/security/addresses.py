@@ -86,10 +86,6 @@ class Hosts:
                 raise ValueError(f"{pattern!r} is not a full host name, *.example.org or *")
         return cls(tuple(pattern.removesuffix(".") for pattern in patterns))
 
-    @property
-    def are_all(self) -> bool:
-        return "*" in self.patterns
-
     def allow(self, name: str) -> bool:
         """Return whether a host name is allowed. ``name``: as :func:`host_name` returns it."""
         return any(
