@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
 from service.core.actor import Threads
 from service.core.clock import Clock
-from service.core.errors import ClockSteppedError, MasterKeyError
+from service.core.errors import ClockSteppedError
 from service.core.periodic import PeriodicTask
 from service.domain.gallery import Gallery
 from service.storage.audit.log import prune_lines
@@ -64,8 +63,6 @@ class Housekeeping(PeriodicTask):
     def look(self) -> None:
         """Do one round of housekeeping; blocks."""
         try:
-            with suppress(MasterKeyError):  # requests that need the key report it
-                self._database.unwrap_secrets()
             self._store.galleries.evict_changed()
             now = self._checked_now()
             if now is not None and (self._next_s is None or self._clock.boot_s() >= self._next_s):

@@ -130,10 +130,7 @@ def _ends(vault: Vault, connection: Connection, query: sa.Select[Any]) -> tuple[
     if head is None:
         raise StorageDamagedError("the head of the audit's chain is missing")
     ends = {name: getattr(head, name) for name in START}
-    secret = vault.cached_secret(SECRET)
-    # The cached secret may be from before a restore. Unwrapping can take seconds while all other writers wait.
-    if secret is None or _mac(secret, **ends) != head.mac:
-        secret = vault.secret(connection, SECRET)
+    secret = vault.secret(connection, SECRET)
     return secret, hmac.compare_digest(_mac(secret, **ends).encode(), str(head.mac).encode()), ends
 
 

@@ -87,11 +87,6 @@ class Vault:
         """
         return self.unwrap(connection.execute(SECRET, {"secret": name}).one())
 
-    def cached_secret(self, name: str) -> bytes | None:
-        """Return the last unwrapped value of a secret, possibly from before a restore."""
-        cached = self._secrets.get(name)
-        return None if cached is None else cached[1]
-
     def unwrap(self, row: sa.Row[Any]) -> bytes:
         """Return the secret of a SECRETS row, and cache it. Raises MasterKeyError."""
         wrapped, cached = bytes(row.wrapped), self._secrets.get(row.name)
