@@ -58,12 +58,9 @@ class EventFilter:
     outcomes: frozenset[str] | None = None
     min_risk: float | None = None
 
-    def wants_decisions_of(self, gallery: str) -> bool:
-        return self.may_want(gallery, "decision")
-
     def may_want(self, gallery: str, kind: EventType) -> bool:
         """Return whether an event of this type can pass, whatever its data."""
-        return self._wants_type(kind) and self._wants_gallery(gallery)
+        return (self.types is None or kind in self.types) and (self.galleries is None or gallery in self.galleries)
 
     def wants(self, gallery: str, event: Event) -> bool:
         if not self.may_want(gallery, event.type):
@@ -74,12 +71,6 @@ class EventFilter:
             return False
         risk = event.data.get("false_alarm_probability")
         return self.min_risk is None or risk is None or risk >= self.min_risk
-
-    def _wants_type(self, kind: EventType) -> bool:
-        return self.types is None or kind in self.types
-
-    def _wants_gallery(self, name: str) -> bool:
-        return self.galleries is None or name in self.galleries
 
 
 def pause_s(failures: int, retry_after_s: float | None) -> float:

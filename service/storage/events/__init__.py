@@ -1,1 +1,1 @@
-"""Outbox of events, webhooks and deliveries."""
+"""Log of events, and its receivers."""

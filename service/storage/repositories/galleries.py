@@ -90,7 +90,7 @@ class GalleryStore(ErasingStore):
         if gallery.webhooks:
             with self._database.read() as connection:
                 filters = [webhook.filter for webhook in read_webhooks(connection, self._database.vault)]
-            gallery = replace(gallery, listeners=tuple(one for one in filters if one.wants_decisions_of(name)))
+            gallery = replace(gallery, listeners=tuple(one for one in filters if one.may_want(name, "decision")))
         self._cache.put(gallery, file_version)
         return gallery
 
