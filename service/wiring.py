@@ -41,7 +41,7 @@ from service.jobs.runner import Runner
 from service.jobs.spool import Spool
 from service.observability.metrics import Metrics
 from service.operations.event_streams import EventStreams
-from service.operations.housekeeping import Housekeeping, KeyUses
+from service.operations.housekeeping import Housekeeping
 from service.operations.metrics_export import MetricsExport
 from service.operations.status import RecentState, StateReader, readiness
 from service.operations.transfers import Transfers
@@ -134,7 +134,6 @@ async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Ba
             jobs=jobs,
             housekeeping=housekeeping,
             webhooks=webhooks,
-            key_uses=await stack.enter_async_context(KeyUses(store.keys)),
             audit=audit,
             readiness=checks,
             recent_state=recent_state,

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
 from service.core.actor import Threads
 from service.core.clock import Clock
-from service.core.errors import ClockSteppedError
+from service.core.errors import ClockSteppedError, StorageError
 from service.core.periodic import PeriodicTask
 from service.domain.gallery import Gallery
 from service.storage.audit.log import prune_lines
 from service.storage.db.engine import Database
 from service.storage.privacy.retention import Retention
-from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.store import Store
 
 SWEEP_INTERVAL: Final = timedelta(hours=1)
 CHECK_INTERVAL_S: Final = 30.0
 """Time between checks of caches, SQLite's log, and the sweep time."""
-KEY_USES_INTERVAL_S: Final = 300.0
 log = logging.getLogger(__name__)
 
 
@@ -52,13 +50,33 @@ class Housekeeping(PeriodicTask):
         """Time of the next sweep on the boot clock, which clock changes do not affect."""
         self.paused: ClockSteppedError | None = None
         """Reason why retention is paused."""
+        self._uses = dict[str, datetime]()
+        """Last use of API keys that is not written yet."""
         self._threads = Threads(1, "housekeeping")
 
+    def note_use(self, key_id: str, at: datetime) -> None:
+        """Note the last use of an API key. Call on the event loop: requests do not wait for the database."""
+        self._uses[key_id] = at
+
     async def _close(self) -> None:
+        with suppress(StorageError):
+            await self._write_uses()
         self._threads.shutdown()
 
     async def _look(self) -> None:
-        await self._threads.run(self.look)
+        try:
+            await self._threads.run(self.look)
+        finally:
+            await self._write_uses()
+
+    async def _write_uses(self) -> None:
+        noted, self._uses = self._uses, {}
+        try:
+            if noted:
+                await self._threads.run(self._store.keys.record_usage, noted)
+        except BaseException:
+            self._uses = noted | self._uses
+            raise
 
     def look(self) -> None:
         """Do one round of housekeeping; blocks."""
@@ -96,30 +114,3 @@ class Housekeeping(PeriodicTask):
             self._changed(gallery)
         prune_lines(self._database, now - self._audit_age, lambda: self._stopping)
         self._store.changes.trim_all(lambda: self._stopping)
-
-
-class KeyUses(PeriodicTask):
-    """Writer of the last use of API keys, collected in memory so that requests do not wait. Leaving writes the rest."""
-
-    def __init__(self, store: KeyStore) -> None:
-        super().__init__(KEY_USES_INTERVAL_S, "writing the last use of keys failed", log)
-        self._store = store
-        self._noted = dict[str, datetime]()
-
-    def note(self, key_id: str, at: datetime) -> None:
-        """Call on the event loop."""
-        self._noted[key_id] = at
-
-    async def _look(self) -> None:
-        """Write the collected times. After a failure they are kept and written next time."""
-        noted, self._noted = self._noted, {}
-        if not noted:
-            return
-        try:
-            await asyncio.to_thread(self._store.record_usage, noted)
-        except BaseException:
-            self._noted = noted | self._noted
-            raise
-
-    async def _close(self) -> None:
-        await self._try_to_look()

@@ -97,8 +97,8 @@ ANONYMOUS: Final = Caller("anonymous", EVERYTHING)
 class ApiKey:
     """Stored record of one API key.
 
-    ``name``: label for people. ``revoked_at``: a future time while a rotation overlaps. ``used_at``: accurate to a few
-    minutes. ``revoked``: revoked regardless of the clock. ``altered``: the row's MAC does not match; the key is
+    ``name``: label for people. ``revoked_at``: a future time while a rotation overlaps. ``used_at``: accurate to a
+    minute. ``revoked``: revoked regardless of the clock. ``altered``: the row's MAC does not match; the key is
     rejected.
     """
 

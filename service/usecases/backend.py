@@ -20,7 +20,7 @@ from service.jobs.heavy_work import HeavyWork
 from service.jobs.runner import Runner
 from service.jobs.spool import Spool
 from service.observability.metrics import Metrics
-from service.operations.housekeeping import Housekeeping, KeyUses
+from service.operations.housekeeping import Housekeeping
 from service.operations.metrics_export import MetricsExport
 from service.operations.status import Readiness, RecentState
 from service.operations.transfers import Transfers
@@ -73,7 +73,6 @@ class Backend:
     housekeeping: Housekeeping
     webhooks: Webhooks
     # Keys and what watches the service
-    key_uses: KeyUses
     audit: AuditWriter
     readiness: Readiness
     recent_state: RecentState

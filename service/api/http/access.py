@@ -97,7 +97,7 @@ class Authenticator:
             raise UnauthorizedError("the API key is wrong")
         if (state := key.state(now)) != "active":
             raise UnauthorizedError(f"the API key {INACTIVE_KEY_STATES[state]}", INACTIVE_KEY_REMEDY)
-        backend.key_uses.note(key.id, now)
+        backend.housekeeping.note_use(key.id, now)
         return Caller(f"key:{key.id}", key.rights)
 
     def _is_operator_key(self, token: str | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -19,8 +20,8 @@ from typer.testing import CliRunner
 from kith import Kith, KithClientError
 from kith.wire.common import Scope
 from service.cli.main import app
-from service.core.errors import NotFoundError, SettingsError
-from service.operations.housekeeping import KeyUses
+from service.core.errors import NotFoundError, SettingsError, StorageError
+from service.operations.housekeeping import Housekeeping
 from service.resources import has_keys
 from service.security.api_keys import Rights
 from service.server import embedded
@@ -28,7 +29,9 @@ from service.settings import load_settings
 from service.storage.db.engine import Database
 from service.storage.db.tables import api_keys, audit
 from service.storage.privacy.backup import back_up, restore
+from service.storage.privacy.retention import Retention
 from service.storage.repositories.api_keys import KeyStore
+from service.storage.repositories.store import Store
 from tests.databases import ON_BOTH, TEXT, open_database
 from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
@@ -167,20 +170,26 @@ def test_writing_to_the_database_gives_a_key_no_rights(
             assert store.revoke(key.id).state(now) == "revoked"  # reported once
 
 
-def test_a_failing_write_of_key_usage_affects_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    database = open_database(f"sqlite:///{tmp_path / 'k.db'}")
-    uses = KeyUses(KeyStore(database))
-    uses.note("0" * 12, datetime.now(UTC))
-    database.close()
-    with sa.create_engine(f"sqlite:///{tmp_path / 'k.db'}").begin() as connection:
-        connection.execute(sa.text("DROP TABLE api_keys"))
+def test_the_last_use_of_a_key_is_written_as_soon_as_the_database_works(
+    stores: tuple[KeyStore, KeyStore, Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, _, database = stores
+    key, house = here.create("door", READ)[0], Housekeeping(database, Store(database), Retention(database))
+    record, failed = KeyStore.record_usage, threading.Event()
 
-    async def write() -> None:
-        async with uses:
-            pass
+    def fail_once(*_: object) -> None:
+        monkeypatch.setattr(KeyStore, "record_usage", record)
+        failed.set()
+        raise StorageError("away")
 
-    asyncio.run(write())
-    assert "writing the last use of keys failed" in caplog.text
+    async def work() -> None:
+        house.note_use(key.id, datetime.now(UTC))
+        async with house:
+            await asyncio.to_thread(failed.wait, 60)
+
+    monkeypatch.setattr(KeyStore, "record_usage", fail_once)
+    asyncio.run(work())
+    assert here.key(key.id).used_at is not None
 
 
 def test_the_first_key_ends_anonymous_access(tmp_path: Path) -> None:
