@@ -1,4 +1,4 @@
-"""Background writes: retention, trimmed change logs, erasure from memory and SQLite's log, last use of API keys."""
+"""Background writes: deletion by age, erasure from memory and SQLite's log, and the last use of API keys."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ class Housekeeping(PeriodicTask):
             now = self._checked_now()
             if now is not None and (self._next_s is None or self._clock.boot_s() >= self._next_s):
                 self._sweep(now)
+            self._store.receivers.sweep(now)
         finally:
             self._database.truncate_wal_if_written()  # other processes may have deleted data too
 

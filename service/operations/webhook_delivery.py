@@ -20,7 +20,6 @@ from typing import Final
 
 from kith.wire.fields import rfc3339
 from service.core.actor import Threads
-from service.core.clock import Clock
 from service.core.errors import KithError, RefusedError
 from service.core.periodic import PeriodicTask
 from service.domain.events import GONE
@@ -38,7 +37,6 @@ from service.storage.repositories.receivers import ReceiverStore
 POLL_S: Final = 1.0
 TIMEOUT_S: Final = 15.0
 """Timeout of one attempt: name resolution, connection and response."""
-SWEEP_S: Final = 60.0
 HEADERS: Final = {"User-Agent": "kith", "Content-Type": "application/json", "Connection": "close"}
 log = logging.getLogger(__name__)
 
@@ -115,9 +113,6 @@ class WebhookDelivery(PeriodicTask):
         self._receivers = receivers
         self._sender = sender
         self._metrics = metrics
-        self._clock = Clock()
-        self._sweep_s = time.monotonic()
-        """Time of the next sweep on the monotonic clock."""
         self._known: dict[int, Progress] = {}
         self._sending: dict[int, asyncio.Task[None]] = {}
         self._threads = Threads(2, "webhooks")
@@ -147,9 +142,6 @@ class WebhookDelivery(PeriodicTask):
                 task.add_done_callback(partial(self._ended, webhook.pk))
         if not waiting and not self._sending:
             await asyncio.sleep(TOGETHER_S)  # else each event for streams costs a look
-        if time.monotonic() >= self._sweep_s:
-            self._sweep_s = time.monotonic() + SWEEP_S
-            await self._threads.run(self._receivers.sweep, self._clock)
 
     def _ended(self, webhook_pk: int, task: asyncio.Task[None]) -> None:
         del self._sending[webhook_pk]

@@ -10,8 +10,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.core.clock import Clock
-from service.core.errors import ClockSteppedError, StorageBusyError, StorageError
+from service.core.errors import StorageBusyError, StorageError
 from service.domain.events import GIVE_UP_AFTER, EventFilter, Position
 from service.storage.audit.log import note
 from service.storage.db.engine import Database
@@ -107,13 +106,8 @@ class ReceiverStore:
         with self._database.write(_CONFLICT, uncached=True) as connection:
             connection.execute(receivers.update().where(receivers.c.pk == receiver_pk).values(announced=sorted(topics)))
 
-    def sweep(self, clock: Clock) -> None:
-        """Delete events that no receiver needs any more; none by its age while the clock is not reliable."""
-        try:
-            now = clock.check(self._database.server_time())
-        except ClockSteppedError as error:
-            log.warning("events are not deleted by age: %s", error.detail)
-            now = None
+    def sweep(self, now: datetime | None) -> None:
+        """Delete events that no receiver needs any more; none by its age if ``now`` is None: the clock is wrong."""
         with self._database.read() as connection:
             rows = connection.execute(sa.select(receivers)).all()
             unused = [row.pk for row in rows if row.id in BUILT_IN and now is not None and row.used_at < now - MAX_AGE]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pytest
 
 from kith import AsyncKith, Kith, KithClientError
 from kith.wire.events import EventOut
-from service.core.clock import Clock
 from service.operations import event_streams
 from service.settings import Settings
 from service.storage.repositories import receivers
@@ -135,7 +135,7 @@ def test_positions_that_cannot_be_resumed_are_errors(
     assert len(take(client.events(start), 3)) == 3
     monkeypatch.setattr(receivers, "MAX_KEPT", 1)
     with closing(open_database(settings.sql_url)) as database:
-        receivers.ReceiverStore(database).sweep(Clock())
+        receivers.ReceiverStore(database).sweep(datetime.now(UTC))
     assert refusal(lambda: next(client.events(start))) == (410, "events_expired")
 
 
