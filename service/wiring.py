@@ -25,7 +25,6 @@ from models.vision.detection import Detector
 from models.vision.liveness import LivenessClassifier
 from models.vision.recognition import Recognizer
 from service.core.actor import Threads
-from service.core.clock import Clock
 from service.core.memory_limit import memory_limit_bytes
 from service.core.periodic import PeriodicTask
 from service.index.faiss_structures import finds_gpu
@@ -87,22 +86,22 @@ async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Ba
         photos = await _open_photos(stack, settings, threads, metrics)
         store = Store(open_own_database(settings))
         stack.callback(store.close)
-        database, clock = store.database, Clock()
-        shared_engine = open_milvus(settings, database)
+        shared_engine = open_milvus(settings, store.database)
         followers = await _open_followers(stack, settings, store, shared_engine)
         calibrations = {served.fingerprint: served.calibration for served in photos.recognizers}
         risks, watches = GalleryRisks(store, calibrations), Watches(calibrations)
         stack.callback(risks.close)
-        transfers, retention = Transfers(database), Retention(database)
+        transfers, retention = Transfers(store.database), Retention(store.database)
         stack.callback(transfers.close)
+        spool, ages = Spool(settings.data_dir / "spool"), (settings.audit_days, settings.retention_jobs_days)
         housekeeping = await stack.enter_async_context(
-            Housekeeping(database, store, retention, risks.derive_later, clock, settings.audit_days)
+            Housekeeping(store, retention, *ages, risks.derive_later, spool.tidy)
         )
-        audit = await stack.enter_async_context(AuditWriter(database, settings.audit_searches))
+        audit = await stack.enter_async_context(AuditWriter(store.database, settings.audit_searches))
         webhooks = await _open_webhooks(stack, settings, store, threads, metrics)
         await stack.enter_async_context(DriftReports(store, watches))
         kinds = Migrations(store, store.generations, photos.recognizers, risks).kinds()
-        jobs = Runner(store.jobs, kinds, retention_days=settings.retention_jobs_days, clock=clock)
+        jobs = Runner(store.jobs, kinds)
         checks = readiness(photos.shortfalls, photos.devices, photos.gpus, store, shared_engine, audit)
         reader = StateReader(checks, store, followers, settings.data_dir, watches, lambda: housekeeping.paused)
         recent_state = RecentState(reader)
@@ -129,7 +128,7 @@ async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Ba
             risks=risks,
             search=GallerySearch(threads, followers, risks, metrics),
             watches=watches,
-            spool=Spool(settings.data_dir / "spool"),
+            spool=spool,
             heavy=HeavyWork(),
             jobs=jobs,
             housekeeping=housekeeping,

@@ -15,8 +15,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 
 from kith.wire.common import JobState
 from service.core.actor import Actor, acting_as
-from service.core.clock import Clock
-from service.core.errors import ClockSteppedError, KithError, RefusedError, StorageError
+from service.core.errors import KithError, RefusedError, StorageError
 from service.core.periodic import PeriodicTask
 from service.core.single_flight import run_in_daemon
 from service.storage.repositories.jobs import FINISHED, DoneItems, ItemOutcome, Job, JobStore, LeaseLostError
@@ -28,9 +27,6 @@ POLL_S: Final = 1.0
 STOP_S: Final = 5.0
 """Time for a job to finish its current item when the service stops; then it is canceled, and released to the queue in
 as much again."""
-RETENTION_DAYS: Final = 14
-"""Age at which finished jobs are deleted."""
-TIDY_INTERVAL_S: Final = 3600.0
 MAX_ATTEMPTS: Final = 5
 """Attempts at one job that may fail, or whose process may die, without finishing an item, before the job fails."""
 RETRY_S: Final = 6.0
@@ -104,13 +100,11 @@ class JobKind:
             other error it is called again, so a fault must not be recorded as the outcome of an item.
         ready: returns whether this process can run the job.
         discard: deletes files of a finished job; idempotent, and called for jobs that never ran.
-        tidy: deletes files that ``discard`` missed, at the start and periodically.
     """
 
     run: Callable[[JobContext], Awaitable[None] | None]
     ready: Callable[[Job], bool] = lambda job: True
     discard: Callable[[Job], None] = lambda job: None
-    tidy: Callable[[JobStore], None] = lambda store: None
 
 
 class Runner(PeriodicTask):
@@ -122,16 +116,11 @@ class Runner(PeriodicTask):
         kinds: Mapping[str, JobKind],
         lease_s: float = LEASE_S,
         poll_s: float = POLL_S,
-        retention_days: float = RETENTION_DAYS,
-        clock: Clock | None = None,
     ) -> None:
         super().__init__(poll_s, "polling for jobs failed", log)
         self.store = store
-        self._tidied_s = -TIDY_INTERVAL_S
         self._kinds = kinds
         self._lease_s = lease_s
-        self._retention_days = retention_days
-        self._clock = Clock() if clock is None else clock
         self._process = uuid.uuid4().hex
         self._running: dict[int, asyncio.Task[None]] = {}
         """By the job's row key."""
@@ -153,9 +142,6 @@ class Runner(PeriodicTask):
         return job
 
     async def _look(self) -> None:
-        if time.monotonic() - self._tidied_s > TIDY_INTERVAL_S:
-            self._tidied_s = time.monotonic()
-            await _in_thread(self._tidy)
         while len(self._running) < MAX_JOBS and not self._stopping:
             job = await _in_thread(self.store.claim, self._process, self._lease_s, self._is_ready)
             if job is None:
@@ -168,15 +154,6 @@ class Runner(PeriodicTask):
             return False
         # Any process can end a canceled job.
         return job.cancel or (job.kind in self._kinds and self._kinds[job.kind].ready(job))
-
-    def _tidy(self) -> None:
-        try:
-            self._clock.check()  # deletion by age needs a reliable clock
-            self.store.delete_finished(self._retention_days)
-            for kind in self._kinds.values():
-                kind.tidy(self.store)
-        except (ClockSteppedError, StorageError, OSError) as error:
-            log.warning("deleting finished jobs failed: %s", error)
 
     async def _run(self, job: Job) -> None:
         """Run a job until it ends or the service stops. Never raises: errors go to the job or the log."""

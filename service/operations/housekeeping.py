@@ -14,8 +14,8 @@ from service.core.errors import ClockSteppedError, StorageError
 from service.core.periodic import PeriodicTask
 from service.domain.gallery import Gallery
 from service.storage.audit.log import prune_lines
-from service.storage.db.engine import Database
 from service.storage.privacy.retention import Retention
+from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 
 SWEEP_INTERVAL: Final = timedelta(hours=1)
@@ -25,24 +25,27 @@ log = logging.getLogger(__name__)
 
 
 class Housekeeping(PeriodicTask):
-    """Housekeeping task. ``changed``: called with each gallery that lost templates.
+    """Housekeeping task. ``changed``: called with each gallery that lost templates. ``tidy``: deletes files of jobs.
 
-    ``audit_days``: age at which audit lines are deleted.
+    ``audit_days``, ``jobs_days``: age at which audit lines and finished jobs are deleted.
     """
 
     def __init__(
         self,
-        database: Database,
         store: Store,
         retention: Retention,
-        changed: Callable[[Gallery], None] = lambda gallery: None,
-        clock: Clock | None = None,
         audit_days: float = 365,
+        jobs_days: float = 14,
+        changed: Callable[[Gallery], None] = lambda gallery: None,
+        tidy: Callable[[JobStore], None] = lambda jobs: None,
+        clock: Clock | None = None,
     ) -> None:
         super().__init__(CHECK_INTERVAL_S, "housekeeping failed", log)
-        self._database = database
+        self._database = store.database
         self._store = store
         self._changed = changed
+        self._tidy = tidy
+        self._jobs_days = jobs_days
         self._clock = Clock() if clock is None else clock
         self._retention = retention
         self._audit_age = timedelta(days=audit_days)
@@ -115,3 +118,6 @@ class Housekeeping(PeriodicTask):
             self._changed(gallery)
         prune_lines(self._database, now - self._audit_age, lambda: self._stopping)
         self._store.changes.trim_all(lambda: self._stopping)
+        self._store.jobs.delete_finished(self._jobs_days)
+        self._store.albums.delete_expired(now)
+        self._tidy(self._store.jobs)

@@ -6,7 +6,6 @@ import hashlib
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -39,7 +38,7 @@ from service.risk.albums import Grouping, group_faces_of_album
 from service.risk.gallery_risks import GalleryRisks
 from service.security.api_keys import Caller
 from service.storage.repositories.albums import COPY, FOUND, NO_FACE
-from service.storage.repositories.jobs import ItemOutcome, Job, JobStore
+from service.storage.repositories.jobs import ItemOutcome, Job
 from service.usecases.backend import Backend
 from service.usecases.bulk_enrollment import record_other_files, refusal, template_id
 from service.usecases.enroll import report_refused
@@ -70,7 +69,7 @@ class AlbumJobs:
 
     def kind(self) -> JobKind:
         """Return the functions of this kind of job."""
-        return JobKind(self.run, self.backend.spool.has, self._discard, self._tidy)
+        return JobKind(self.run, self.backend.spool.has, self._discard)
 
     async def run(self, context: JobContext) -> None:
         """Embed the photos that have no recorded outcome yet, then group the faces of all."""
@@ -151,10 +150,6 @@ class AlbumJobs:
     def _discard(self, job: Job) -> None:
         self.backend.spool.discard(job.id)
         self.backend.store.albums.delete_ungrouped(job.id)
-
-    def _tidy(self, store: JobStore) -> None:
-        self.backend.spool.tidy(store)
-        self.backend.store.albums.delete_expired(datetime.now(UTC))
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class BulkEnrollment:
     def kind(self) -> JobKind:
         """Return the functions of this kind of job."""
         spool = self.backend.spool
-        return JobKind(self.run, spool.has, lambda job: spool.discard(job.id), spool.tidy)
+        return JobKind(self.run, spool.has, lambda job: spool.discard(job.id))
 
     async def run(self, context: JobContext) -> None:
         """Enroll the photos of the archive that have no recorded outcome yet."""

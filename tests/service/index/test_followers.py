@@ -144,7 +144,7 @@ def test_the_log_keeps_what_the_evidence_and_living_indexes_have_not_read(
     store.evidence.put(gallery, StoredEvidence(10**9, 8, scores, gallery.created_at), None, {})
     stops = iter((False, True))
     assert store.changes.trim(gallery, stopped=lambda: next(stops)) == ROWS_PER_READ
-    Housekeeping(database, store, Retention(database)).look()
+    Housekeeping(store, Retention(database)).look()
     assert store.changes.count_after(gallery, 0) == MIN_KEPT_LINES
     assert store.changes.trim(gallery, keep=0) == MIN_KEPT_LINES
     # An empty log after trimming is not a beginning.

@@ -16,16 +16,17 @@ import pytest
 
 from kith import Kith, KithClientError
 from models.vision.recognition import l2_normalize
-from service.core.clock import Clock
 from service.core.errors import GalleryChangedError, GalleryNotFoundError, ImageError, OverloadedError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.jobs import runner as runner_module
 from service.jobs.runner import LEASE_S, MAX_ATTEMPTS, JobContext, JobKind, Runner
+from service.operations.housekeeping import Housekeeping
 from service.settings import Settings
 from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.tables import jobs
 from service.storage.privacy.backup import back_up, restore
+from service.storage.privacy.retention import Retention
 from service.storage.repositories.jobs import ARCHIVE_KINDS, ItemOutcome, Job, JobStore, LeaseLostError
 from service.storage.repositories.store import Store
 from tests.conftest import is_eventually
@@ -195,14 +196,14 @@ def test_lists_and_what_is_forgotten(store: JobStore, database: Database, galler
     assert [j.id for j in store.list_jobs(None, (), None, 2)] == [made[2].id, made[1].id]
     assert [j.id for j in store.list_jobs(None, (), made[1].pk, 2)] == [made[0].id]
     assert [j.id for j in store.list_jobs(gallery, ["queued"], None, 9)] == [made[2].id]
-    now = [datetime.now(UTC)]
-    tidying = Runner(store, {}, retention_days=14, clock=Clock(lambda: now[0]))
-    for days, count in ((0, 3), (400, 3), (0, 2)):  # a clock that jumps forgets no job
-        now[0] = datetime.now(UTC) + timedelta(days=days)
-        tidying._tidy()
-        assert len(store.list_jobs(None, (), None, 9)) == count  # the others are not finished
+    yesterday, tidied = datetime.now(UTC) - timedelta(days=1), list[JobStore]()
+    store.create(gallery, "album", {}, beginning=Store(database).albums.beginning(gallery, 0.01, yesterday))
+    for count in (3, 2):  # the album has expired, and then a job; the others are not finished
+        Housekeeping(Store(database), Retention(database), tidy=tidied.append).look()
+        assert len(store.list_jobs(None, (), None, 9)) == count
         with database.write(GalleryNotFoundError("")) as connection:
-            connection.execute(jobs.update().values(updated_at=datetime.now(UTC) - timedelta(days=400)))
+            connection.execute(jobs.update().values(updated_at=datetime.now(UTC) - timedelta(days=15)))
+    assert len(tidied) == 2
     Store(database).galleries.delete("g")
     assert [j.id for j in store.list_jobs(None, (), None, 9)] == [made[1].id]
 

@@ -174,7 +174,7 @@ def test_the_last_use_of_a_key_is_written_as_soon_as_the_database_works(
     stores: tuple[KeyStore, KeyStore, Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, _, database = stores
-    key, house = here.create("door", READ)[0], Housekeeping(database, Store(database), Retention(database))
+    key, house = here.create("door", READ)[0], Housekeeping(Store(database), Retention(database))
     record, failed = KeyStore.record_usage, threading.Event()
 
     def fail_once(*_: object) -> None:

@@ -63,7 +63,7 @@ class Clocks(Clock):
 def keeping(database: Database, clock: Clock, told: Callable[[Gallery], None] = lambda gallery: None) -> Housekeeping:
     """Disable the clock of the PostgreSQL server, which tests cannot set."""
     database.server_time = lambda: None  # type: ignore[method-assign]
-    return Housekeeping(database, Store(database), Retention(database), told, clock)
+    return Housekeeping(Store(database), Retention(database), changed=told, clock=clock)
 
 
 def limited(database: Database, days: int | None, name: str = "g") -> Gallery:
@@ -257,7 +257,7 @@ def test_a_service_tells_of_a_wrong_clock_until_it_is_corrected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clocks()
-    monkeypatch.setattr(wiring, "Clock", lambda: clock)
+    monkeypatch.setattr(housekeeping, "Clock", lambda: clock)
     monkeypatch.setattr(wiring, "RecentState", partial(RecentState, fresh_s=0))
     monkeypatch.setattr(housekeeping, "CHECK_INTERVAL_S", 0.05)
     settings = load_settings(data_dir=tmp_path, log_level="ERROR")
@@ -280,7 +280,7 @@ def test_a_service_tells_of_a_wrong_clock_until_it_is_corrected(
 def test_a_server_started_with_a_wrong_clock_erases_nothing(database: Database, rng: np.random.Generator) -> None:
     """The clock of the PostgreSQL server detects it."""
     crowd(database, rng, 1, 0)
-    house = Housekeeping(database, Store(database), Retention(database), clock=Clocks(NOW + timedelta(days=400)))
+    house = Housekeeping(Store(database), Retention(database), clock=Clocks(NOW + timedelta(days=400)))
     house.look()
     assert house.paused is not None and "the database server" in house.paused.detail
     assert Store(database).galleries.get("g").templates == 1
