@@ -35,7 +35,6 @@ class Method(Generic[P, Now, Later]):
 
     ``send(client, describe)`` sends the call or pages that ``describe()`` returns. Both methods get the name, docstring
     and parameters of the description; ``returns`` formats their return annotations from the result type of the call.
-    ``awaited``: the second one is a coroutine function.
     """
 
     def __init__(
@@ -43,24 +42,20 @@ class Method(Generic[P, Now, Later]):
         describe: Callable[..., object],
         send: Callable[[Client, Callable[[], Any]], Any],
         returns: tuple[str, str] = ("{}", "{}"),
-        awaited: bool = False,
     ) -> None:
         self.describe = describe
         signature = inspect.signature(describe)
         result = str(signature.return_annotation).partition("[")[2].removesuffix("]")  # inside Call[...] or Pages[...]
 
-        def method(form: str, awaited: bool = False) -> Callable[..., Any]:
+        def method(form: str) -> Callable[..., Any]:
             def ask(client: Client, /, *args: Any, **kwargs: Any) -> Any:
                 return send(client, partial(describe, client, *args, **kwargs))
 
-            async def ask_later(client: Client, /, *args: Any, **kwargs: Any) -> Any:
-                return await ask(client, *args, **kwargs)
-
-            asking: Any = wraps(describe)(ask_later if awaited else ask)
+            asking: Any = wraps(describe)(ask)
             asking.__signature__ = signature.replace(return_annotation=form.format(result))
             return asking  # type: ignore[no-any-return]
 
-        self._now, self._later = method(returns[0]), method(returns[1], awaited)
+        self._now, self._later = map(method, returns)
 
     @overload
     def __get__(self, client: Sender, kind: type) -> Callable[P, Now]: ...
@@ -80,7 +75,7 @@ def one(describe: Callable[Concatenate[Any, P], Call[Result]]) -> Method[P, Resu
     """Send the call and return its parsed response.
 
     An AsyncSender describes every call in a thread: reading a file or encoding an image would stop the event loop."""
-    return Method(describe, lambda client, describing: client._describe_and_send(describing), awaited=True)
+    return Method(describe, lambda client, describing: client._describe_and_send(describing))
 
 
 def call(

@@ -55,17 +55,10 @@ class Server:
         except httpx.TransportError:
             return None
 
-    def peak_bytes(self) -> int:
-        """Peak memory of the process."""
-        return self._memory("VmHWM")
-
     def resident_bytes(self) -> int:
         """Memory of the process."""
-        return self._memory("VmRSS")
-
-    def _memory(self, name: str) -> int:
         status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(name))
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)

@@ -10,22 +10,13 @@ import typer
 from service.cli.options import CommandGroup, OutputOptions
 from service.cli.terminal import print_first, print_line
 
-
-def _require_folder(path: Path) -> Path:
-    if not path.parent.is_dir():
-        raise typer.BadParameter(f"The folder {path.parent} does not exist.")
-    return path
-
-
 app = CommandGroup(help="Convert data of other services (docs/moving-here.md).", no_args_is_help=True)
 
 
 @app.command("compreface")
 def convert_compreface(
     dump: Annotated[Path, typer.Argument(help="SQL dump by pg_dump.", exists=True, dir_okay=False)],
-    archive: Annotated[
-        Path, typer.Argument(help="Zip file to write, for 'kith enroll'.", dir_okay=False, callback=_require_folder)
-    ],
+    archive: Annotated[Path, typer.Argument(help="Zip file to write, for 'kith enroll'.", dir_okay=False)],
     output: OutputOptions,
     collection: Annotated[str | None, typer.Option(help="Collection; required if there are several.")] = None,
 ) -> None:

@@ -49,26 +49,19 @@ class Following:
         self.events: list[EventOut] = []
         self.error: KithClientError | None = None
         self._client = Kith(url, key)
-        self._stream = self._client.events(after, **chosen)
-        self._changed = threading.Condition()
-        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread = threading.Thread(target=self._read, args=(self._client.events(after, **chosen),), daemon=True)
         self.thread.start()
 
-    def _read(self) -> None:
-        try:
-            for event in self._stream:
-                with self._changed:
-                    self.events.append(event)
-                    self._changed.notify()
-        except KithClientError as error:
-            self.error = error
-        finally:
-            self._client.close()
+    def _read(self, events: Iterator[EventOut]) -> None:
+        with self._client:
+            try:
+                self.events.extend(events)
+            except KithClientError as error:
+                self.error = error
 
     def wait_for(self, count: int) -> list[EventOut]:
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.events) >= count, PATIENCE_S), f"{len(self.events)} events"
-            return list(self.events)
+        is_eventually(lambda: len(self.events) >= count)
+        return list(self.events)
 
 
 def identify(kith: Kith, gallery: str, *rows: int) -> None:

@@ -294,23 +294,13 @@ def test_no_response_to_a_restricted_key_reveals_another_gallery(house: House) -
     assert {job["gallery"] for job in ask("GET /v1/jobs").json()["data"]} == {OWN}
     everything = partial(house.ask, house.tokens["read", "all"])
     assert {gallery["name"] for gallery in everything("GET /v1/galleries").json()["data"]} == {OWN, OTHER}
-    assert {job["gallery"] for job in everything("GET /v1/jobs").json()["data"]} == {OWN, OTHER}
+    first = everything("GET /v1/jobs", params={"limit": 1}).json()
+    rest = everything("GET /v1/jobs", params={"cursor": first["next"]}).json()
+    jobs = [job["id"] for job in first["data"] + rest["data"]]
+    assert {*house.jobs.values()} <= {*jobs} and len({*jobs}) == len(jobs)
 
 
-def test_jobs_are_of_their_gallery(house: House) -> None:
-    with Kith(house.url, OPERATOR) as kith:
-        for number in range(2):
-            kith.wait_for(kith.enroll_archive(OWN, Bytes(as_zip({f"bo/{number}.jpg": GRAY_PHOTO}))).id, 60)
-        expected = [job.id for job in kith.jobs(OWN)]
-    ask, paged, cursor = partial(house.ask, house.tokens["read", OWN]), list[str](), ""
-    while cursor is not None:
-        page = ask("GET /v1/jobs", params={"limit": 1} | ({"cursor": cursor} if cursor else {})).json()
-        paged += [job["id"] for job in page["data"]]
-        cursor = page["next"]
-        assert cursor is None or re.fullmatch(r"[0-9a-f]{58,}", cursor), "it does not reveal their total number"
-    assert paged == expected and len(paged) >= 3
-
-    # Only an admin cancels a job other than an enrollment.
+def test_only_an_admin_cancels_a_job_other_than_an_enrollment(house: House) -> None:
     with closing(open_database(house.database)) as database:
         other = JobStore(database).create(Store(database).galleries.get(OWN), "of_another_kind", {})
     wanted: list[tuple[Scope, str, int]] = [("enroll", OTHER, 404), ("enroll", OWN, 403), ("admin", OWN, 200)]

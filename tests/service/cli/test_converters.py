@@ -75,8 +75,6 @@ def test_compreface_photos_are_enrolled(
     run(*convert, "staff.zip", status=2)
     assert "Staff, Guests" in run.stderr
     assert not (run.folder / "staff.zip").exists()
-    run(*convert, "no/staff.zip", *staff, status=2)
-    assert "does not exist" in run.stderr
     assert json.loads(run(*convert, "guests.zip", "--collection", GUESTS, "--json"))["people_count"] == 1
     done = json.loads(run("convert", "compreface", packed, "staff.zip", *staff))
     assert (done["people_count"], done["photo_count"]) == (2, 2)

@@ -52,9 +52,8 @@ def test_a_disconnect_cancels_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8], caplog: pytest.LogCaptureFixture
 ) -> None:
     photo = jpeg(astronaut)
-    head = b"POST /v1/embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
-    body = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n' + photo + b"\r\n--b--\r\n"
-    request = head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    head = f"POST /v1/embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\nContent-Length: {len(photo)}\r\n"
+    request = f"{head}\r\n".encode() + photo
     waiting = 'kith_queue_items{lane="requests"'
     with (
         held_detector(monkeypatch) as release,
