@@ -97,6 +97,14 @@ class Backend:
             except GalleryMovedError:
                 current = await self.reload_gallery(current)
 
+    async def change_templates(
+        self, gallery: str | Gallery, function: Callable[[Gallery, *Arguments], Result], *arguments: *Arguments
+    ) -> Result:
+        """Run a change of templates as :meth:`run_on_gallery`, then derive the gallery's risk again if it is stale."""
+        done = await self.run_on_gallery(gallery, function, *arguments)
+        self.risks.derive_later(await self.find_gallery(gallery if isinstance(gallery, str) else gallery.name))
+        return done
+
     async def reload_gallery(self, gallery: Gallery) -> Gallery:
         """Return the current state of ``gallery`` with its original erasure number.
 

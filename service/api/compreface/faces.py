@@ -107,6 +107,5 @@ async def _delete(backend: Backend, gallery: Gallery, ids: list[str]) -> list[Te
     deleted = []
     for start in range(0, len(ids), MAX_ERASED):
         some = ids[start : start + MAX_ERASED]
-        deleted += await backend.run_on_gallery(gallery, backend.store.templates.delete_many, some)
-    backend.risks.derive_later(await backend.find_gallery(gallery.name))
+        deleted += await backend.change_templates(gallery, backend.store.templates.delete_many, some)
     return deleted

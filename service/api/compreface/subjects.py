@@ -43,8 +43,7 @@ async def rename_subject(
     await backend.run_on_gallery(gallery, subjects.get, subject)
     with suppress(SubjectExistsError):
         await backend.run_on_gallery(gallery, subjects.put, body.subject, None, {}, [], True)
-    await backend.run_on_gallery(gallery, subjects.merge, subject, body.subject)
-    backend.risks.derive_later(await backend.find_gallery(gallery.name))
+    await backend.change_templates(gallery, subjects.merge, subject, body.subject)
     return {"updated": True}
 
 
@@ -52,9 +51,8 @@ async def rename_subject(
 async def delete_subject(gallery: BoundGallery, subject: SubjectPath, backend: BackendDep) -> dict[str, Any]:
     """Erase a subject."""
     subjects = backend.store.subjects
-    if await backend.run_on_gallery(gallery, subjects.delete_many, [subject]) == 0:
+    if await backend.change_templates(gallery, subjects.delete_many, [subject]) == 0:
         raise SubjectNotFoundError(f"there is no subject {subject!r}")
-    backend.risks.derive_later(await backend.find_gallery(gallery.name))
     return {"subject": subject}
 
 
@@ -65,8 +63,7 @@ async def delete_all_subjects(gallery: BoundGallery, backend: BackendDep) -> dic
     ids = await backend.threads.run(list, _subject_ids(backend, gallery))
     for start in range(0, len(ids), MAX_ERASED):
         some = ids[start : start + MAX_ERASED]
-        deleted += await backend.run_on_gallery(gallery, backend.store.subjects.delete_many, some)
-    backend.risks.derive_later(await backend.find_gallery(gallery.name))
+        deleted += await backend.change_templates(gallery, backend.store.subjects.delete_many, some)
     return {"deleted": deleted}
 
 

@@ -56,10 +56,7 @@ async def promote_stranger(
     It is an enrollment without identity checks: the caller says who it is.
     """
     promote = backend.store.strangers.promote
-    now = datetime.now(UTC)
-    done = await backend.run_on_gallery(gallery, promote, stranger, body.subject, body.name, now)
-    backend.risks.derive_later(await backend.find_gallery(gallery.name))
-    return done
+    return await backend.change_templates(gallery, promote, stranger, body.subject, body.name, datetime.now(UTC))
 
 
 @routes.post(

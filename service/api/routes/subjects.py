@@ -127,9 +127,7 @@ async def delete_subject(gallery: GalleryPath, subject: SubjectPath, backend: Ba
 
     The response is a receipt. A repeated request gets the same receipt.
     """
-    receipt = await backend.run_on_gallery(gallery, backend.store.subjects.delete, subject)
-    backend.risks.derive_later(await backend.find_gallery(gallery))
-    return to_deleted_out(receipt)
+    return to_deleted_out(await backend.change_templates(gallery, backend.store.subjects.delete, subject))
 
 
 @routes.post("/{subject}/merge", dependencies=[ENROLL], openapi_extra=example({"into": "ada"}))
@@ -141,9 +139,7 @@ async def merge_subject(
     Templates and tags move; metadata and the name move where the other subject has none. The response has the receipt,
     and a repeated request gets the same. A merge cannot be undone.
     """
-    done = await backend.run_on_gallery(gallery, backend.store.subjects.merge, subject, body.into)
-    backend.risks.derive_later(await backend.find_gallery(gallery.name))
-    return done
+    return await backend.change_templates(gallery, backend.store.subjects.merge, subject, body.into)
 
 
 @routes.get("/{subject}/templates", dependencies=[READ])
@@ -172,10 +168,8 @@ async def move_template(
     backend: BackendDep,
 ) -> Page[TemplateOut]:
     """Move a template to another subject. The response is the first page of that subject's templates."""
-    await backend.run_on_gallery(gallery, backend.store.templates.move, subject, template, body.subject)
-    current = await backend.find_gallery(gallery.name)
-    backend.risks.derive_later(current)
-    return await list_templates(current, body.subject, backend, PageQuery())
+    await backend.change_templates(gallery, backend.store.templates.move, subject, template, body.subject)
+    return await list_templates(await backend.find_gallery(gallery.name), body.subject, backend, PageQuery())
 
 
 @routes.delete("/{subject}/templates/{template}", dependencies=[ENROLL])
@@ -183,9 +177,7 @@ async def delete_template(
     gallery: GalleryPath, subject: SubjectPath, template: ObjectId, backend: BackendDep
 ) -> DeletedOut:
     """Erase a template. The response is a receipt. A repeated request gets the same receipt."""
-    receipt = await backend.run_on_gallery(gallery, backend.store.templates.delete, subject, template)
-    backend.risks.derive_later(await backend.find_gallery(gallery))
-    return to_deleted_out(receipt)
+    return to_deleted_out(await backend.change_templates(gallery, backend.store.templates.delete, subject, template))
 
 
 @routes.post(
