@@ -29,8 +29,6 @@ ALLOWED_IN_IDS = [
     *("\u0639\u0644\u06cc\u200c\u0631\u0636\u0627", "क्\u200dष", "क्\u200cष"),
 ]
 ALSO_ALLOWED_IN_NAMES = ["\u200f\u05d0\u05d3\u05d4", "a\xa0b", "Ren\ufffd", "a/b", ".", "", " ada "]
-FORBIDDEN = ["a\x00b", "a\x85b", "a\u2028b", "a\udce9", "a\ufdd0", "a\u202eb"]
-"""Of each kind one: all are compared with the tables of this Python."""
 STRAYS = [
     *("ada\u200d", "a\u200cda", "a\u200dda", "ada\ufe0f", "ada\ufe0e", "ada\U000e0061", "ada\U000e0100", "\u200dada"),
     *("ad\u200d\ufe0fa", "ada\u200d👩", "1\ufe0f", "Zo\xeb\u200d", "\u0410\u043d\u043d\u0430\ufe0f", "\u200d👩"),
@@ -64,12 +62,9 @@ def test_letters_joiners_and_emoji_are_allowed_and_controls_forbidden() -> None:
         assert normalize_id(text) == normalize_text(text) == text
     for text in ALSO_ALLOWED_IN_NAMES:
         assert normalize_text(text) == text
-    for text in FORBIDDEN:
-        for normalize in (normalize_id, normalize_text):
-            with pytest.raises(ValueError, match="must"):
-                normalize(text)
+    for forbid in (normalize_id, normalize_text, lambda text: normalize_metadata({text: 1})):
         with pytest.raises(ValueError, match="must"):
-            normalize_metadata({text: 1})
+            forbid("a\u202eb")
 
 
 @pytest.mark.parametrize("text", FORBIDDEN_IN_IDS)

@@ -176,8 +176,12 @@ def test_without_a_calibration_thresholds_work_and_risks_are_refused(
         assert refusal(kith.identify, "g", darker(astronaut), risk={"fpir": 0.01})[1] == "risk_uncalibrated"
 
 
-def test_if_none_match_does_not_change_an_existing_subject(kith: Kith, gallery: str, actor: Photo) -> None:
+def test_if_none_match_does_not_change_an_existing_subject(
+    kith: Kith, gallery: str, astronaut: Photo, actor: Photo
+) -> None:
+    """Whatever else is wrong: the photo is of another person."""
     assert kith.put_subject(gallery, "ada", name="Ada", only_new=True).name == "Ada"
+    kith.enroll(gallery, "ada", jpeg(astronaut))
     for change, *photos in ((kith.put_subject,), (kith.enroll, jpeg(actor))):
         assert refusal(change, gallery, "ada", *photos, only_new=True) == (412, "subject_exists")
     assert kith.subject(gallery, "ada").name == "Ada"
