@@ -25,6 +25,7 @@ from service.core.json_limits import MAX_VALUES, check_json
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.conftest import is_eventually
+from tests.faults.servers import serving
 from tests.refusals import check
 
 GALLERY = "/v1/galleries/{gallery}"
@@ -127,3 +128,14 @@ def test_photos_and_embeddings_do_not_count_as_values() -> None:
     photos = [base64.b64encode(os.urandom(100_000)).decode()] * 16
     check_json(json.dumps({"images": photos, "embeddings": [[0.0] * 512] * 16}).encode(), 16 * 512)
     check_json(json.dumps({"metadata": {"k": "Commas, as in a long text, " * 1000}}).encode())
+
+
+@pytest.mark.long
+def test_the_memory_of_large_bodies_is_returned(tmp_path: Path) -> None:
+    photos = b",".join([b'"' + b"A" * 26_000_000 + b'"'] * 16)
+    with serving(tmp_path, None) as (server,), httpx.Client(base_url=server.url, timeout=120) as client:
+        client.post("/v1/detect", content=b'{"images": ["AAAA"]}', headers=JSON)
+        before = server.resident_bytes()
+        for _ in range(3):
+            assert client.post("/v1/detect", content=b'{"images": [%s]}' % photos, headers=JSON).is_success
+            is_eventually(lambda: server.resident_bytes() - before < 50_000_000)
