@@ -73,18 +73,14 @@ def as_it_is(_context: Any, value: Any) -> bytes:
 
 
 def test_operations_are_ready_for_generators(document: dict[str, Any]) -> None:
-    """Each has a short unique name, a described tag, a description, problems, and valid examples of its body."""
+    """Each has a unique name, problems, and valid examples of its path and body."""
     operations = [each for methods in document["paths"].values() for each in methods.values()]
     names = [operation["operationId"] for operation in operations]
     assert {"identify", "createGallery", "listSubjects", "getStatus"} <= {*names}
     assert len({*names}) == len(names)
-    described = {tag["name"] for tag in document["tags"] if tag["description"]}
     problem = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     for operation in operations:
         name = operation["operationId"]
-        assert re.fullmatch(r"[a-z]+([A-Z][a-z]+){0,3}", name), name
-        assert {*operation["tags"]} <= described, name
-        assert len(operation["description"]) > 10, name
         assert all(status == "default" or int(status) < 400 for status in operation["responses"]), name
         assert operation["responses"]["default"]["content"] == problem, name
         paths = [each for each in operation.get("parameters", ()) if each["in"] == "path"]
