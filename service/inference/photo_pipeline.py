@@ -349,6 +349,8 @@ async def _until_done(work: Coroutine[Any, Any, Result]) -> Result:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
+    finally:
+        del task  # which has its error, whose traceback has this frame
 
 
 def _required_scale(faces: Detections, wanted: Sequence[Alignment | BoxCrops], kept: Sequence[int]) -> float:

@@ -4,13 +4,14 @@ held decoded at once."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shutil
 import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from models.vision.recognition import Recognizer
 from service import wiring
 from service.app import create_app
 from service.core.deadlines import Deadline
-from service.core.errors import DeadlineExceededError, GalleryNotFoundError
+from service.core.errors import DeadlineExceededError, GalleryNotFoundError, ImageError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.inference.decoding import EncodedPhoto
 from service.inference.images import SHORT_BYTES, PhotoDecoder, PhotoHeader
@@ -280,6 +281,25 @@ def test_few_photos_are_held_decoded_and_who_waits_for_a_thread_is_answered_by_t
         assert [type(each) for each in ended] == [DeadlineExceededError] * 2
 
     asyncio.run(main())
+
+
+def test_a_refused_photo_is_not_held_by_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: NDArray[np.uint8]
+) -> None:
+    """A cycle of an error and the frames of its traceback would hold it until a garbage collection."""
+
+    async def main() -> None:
+        async with serving(tmp_path, monkeypatch) as backend:
+            gc.collect()
+            gc.disable()
+            with suppress(ImageError):
+                await backend.photos.detect(jpeg(group)[:60_000], "low")
+            await until(lambda: not any(isinstance(each, ImageError) for each in gc.get_objects()))
+
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 def test_full_queues_end_no_admitted_search_and_have_room_for_all_faces_of_a_request(
