@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx2 as httpx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from kith import Kith
 from kith.wire.common import Scope
@@ -49,22 +48,11 @@ def compat(guarded: Guarded) -> CompatServer:
 
 
 @pytest.fixture(scope="session")
-def photos(
-    tmp_path_factory: pytest.TempPathFactory,
-    astronaut: NDArray[np.uint8],
-    actor: NDArray[np.uint8],
-    group: NDArray[np.uint8],
-    nobody: NDArray[np.uint8],
-) -> Path:
+def photos(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """Folder with JPEG files named after the fixtures of tests/conftest.py, and a second photo of the astronaut."""
     folder = tmp_path_factory.mktemp("photos")
-    arrays = {
-        "astronaut": astronaut,
-        "astronaut2": np.ascontiguousarray(astronaut[:, ::-1]),
-        "actor": actor,
-        "group": group,
-        "nobody": nobody,
-    }
+    arrays = {name: request.getfixturevalue(name) for name in ("astronaut", "actor", "group", "nobody")}
+    arrays["astronaut2"] = np.ascontiguousarray(arrays["astronaut"][:, ::-1])
     for name, array in arrays.items():
         (folder / f"{name}.jpg").write_bytes(jpeg(array))
     return folder
