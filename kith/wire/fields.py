@@ -93,9 +93,9 @@ def _before_checks(normalize: Callable[[str], str]) -> BeforeValidator:
 
 
 def to_utc(at: datetime) -> datetime:
-    """Convert an aware time to UTC. Raise ValueError if it is out of range there."""
+    """Convert a time to UTC; one without a time zone is in UTC. Raise ValueError if it is out of range there."""
     try:
-        return at.astimezone(UTC)
+        return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
     except OverflowError as error:
         raise ValueError("the time is out of range in UTC") from error
 

@@ -46,7 +46,7 @@ END_OF_TIMES: Final = datetime(2200, 1, 1, tzinfo=UTC)
 
 def _time(given: Any) -> datetime:
     at = datetime.fromisoformat(given) if isinstance(given, str) else END_OF_TIMES
-    at = to_utc(at if at.tzinfo else at.replace(tzinfo=UTC))
+    at = to_utc(at)
     if not MIN_TIME <= at < END_OF_TIMES:
         raise ValueError("out of range")
     return at

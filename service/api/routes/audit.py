@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from operator import attrgetter
 from typing import Annotated
@@ -21,11 +21,7 @@ from service.usecases.backend import Backend
 routes = router("", "audit")
 
 
-def _to_utc(at: datetime) -> datetime:
-    return to_utc(at if at.tzinfo else at.replace(tzinfo=UTC))
-
-
-UtcTime = Annotated[datetime, AfterValidator(_to_utc)]
+UtcTime = Annotated[datetime, AfterValidator(to_utc)]
 ShortText = Annotated[str | None, Query(max_length=64, pattern=WITHOUT_NUL)]
 Since = Annotated[UtcTime | None, Query(description="Only entries from this time on; UTC if it has no time zone.")]
 Until = Annotated[UtcTime | None, Query(description="Only entries before this time.")]
