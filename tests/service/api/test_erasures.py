@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kith import Kith, KithClientError
+from kith import Kith
 from kith.wire.erasures import DeletedOut
 from tests.conftest import jpeg
 from tests.refusals import refusal
@@ -126,12 +126,3 @@ def test_of_a_subject_a_template_a_stranger_and_a_gallery(
     kith.create_gallery(name)
     assert kith.delete_gallery(name).subject_count == 0
     assert refusal(kith.delete_gallery, "never-created") == (404, "gallery_not_found")
-
-
-def test_of_a_merged_subject_finds_none_because_its_data_live_on(kith: Kith, gallery: str) -> None:
-    for name in ("countess", "ada"):
-        kith.put_subject(gallery, name)
-    merged = kith.merge_subject(gallery, "countess", "ada")
-    with pytest.raises(KithClientError, match="subject_not_found") as raised:
-        kith.delete_subject(gallery, "countess")
-    assert raised.value.problem["receipt"]["id"] == merged.receipt.id

@@ -101,9 +101,10 @@ def test_over_http(kith: Kith, gallery: str, server: str) -> None:
             kith.merge_subject(gallery, subject, into)
         assert refused.value.code == code
         assert "receipt" not in refused.value.problem
-    with pytest.raises(KithClientError, match="subject_not_found") as elsewhere:
-        kith.merge_subject(gallery, "countess", "augusta")
-    assert elsewhere.value.problem["receipt"]["id"] == done.receipt.id
+    for call, further in ((kith.merge_subject, ["augusta"]), (kith.delete_subject, [])):  # her data live on
+        with pytest.raises(KithClientError, match="subject_not_found") as elsewhere:
+            call(gallery, "countess", *further)
+        assert elsewhere.value.problem["receipt"]["id"] == done.receipt.id
     command = ["subject", "merge", "augusta", "-g", gallery, "--into", "ada", "--url", server]
     assert CliRunner().invoke(app, command, input="n\n").exit_code != 0
     assert "Templates: 3, moved: 1;" in CliRunner().invoke(app, [*command, "--yes"]).output
