@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from kith import Kith
 from models.vision.detection import Detector, PreparedPhoto, RawOutputs
 from service import wiring
+from service.api.http import gate
 from service.inference.images import PhotoDecoder, PhotoHeader
 from service.server import embedded
 from service.settings import load_settings
@@ -55,6 +56,8 @@ def test_a_disconnect_cancels_the_request(
     head = f"POST /v1/embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\nContent-Length: {len(photo)}\r\n"
     request = f"{head}\r\n".encode() + photo
     waiting = 'kith_queue_items{lane="requests"'
+    monkeypatch.setattr(gate, "BODY_PATIENCE_S", 1)  # for bodies only: the watch for a disconnect goes on
+    monkeypatch.setattr(gate, "MIN_BODY_RATE", 10**9)
     with (
         held_detector(monkeypatch) as release,
         embedded(load_settings(data_dir=tmp_path, threads=1, log_level="WARNING")) as url,
@@ -68,6 +71,7 @@ def test_a_disconnect_cancels_the_request(
         for client in clients[1:]:
             client.sendall(request)
         is_eventually(lambda: metric(url, "kith_queue_items") == 2)
+        threading.Event().wait(1.5)
         clients[1].close()
         is_eventually(lambda: metric(url, "kith_queue_items") == 1)
         assert metric(url, 'kith_dropped_total{network="detector/kith-compact",reason="client_gone"}') == 1
