@@ -128,7 +128,7 @@ def _rates(file: Path, shapes: Sequence[tuple[int, ...]], plan: Plan) -> list[Ro
     return [
         {
             "numbers": numbers,
-            "ran": opened[numbers].describe(),
+            "ran": opened[numbers].reason,
             "shape": "x".join(map(str, shape)),
             "items_per_s": float(np.median(measured)),
             "times_fp32": float(np.median(ratios(measured, rates.get((PLAIN, shape), measured)))),

@@ -37,7 +37,7 @@ NEAREST = 10
 def problems(url: str, name: str | None = None) -> list[str]:
     """Return what is wrong with the rows of all tables, and with one gallery or all. Raises StorageDamagedError."""
     store = Store(open_database(url))
-    followers = Followers(in_process(store, in_foreground=True))
+    followers = Followers(in_process(store))
     with closing(store), closing(followers):
         with store.database.read() as connection:
             found = [*_without_owner(connection)]

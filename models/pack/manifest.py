@@ -95,15 +95,13 @@ class ModelPack:
         """Check all files against the manifest, and the calibration against the recognizer.
 
         Raises:
-            PackError: a file is missing, has another checksum or is no acceptable network, or the calibration was
-                measured with another recognizer.
+            PackError: a file has another checksum or is no acceptable network, or the calibration was measured with
+                another recognizer.
         """
         specs: dict[str, NetworkSpec] = {"detection": self.detection, "recognition": self.recognition}
         if self.liveness is not None:
             specs["liveness"] = self.liveness
         for task, spec in specs.items():
-            if not spec.path.is_file():
-                raise PackError(f"tasks.{task}.file", f"{spec.path.name} does not exist in the pack")
             verify_file(spec.path, spec.sha256, f"tasks.{task}.sha256")
             if (int8 := spec.int8) is not None:
                 if int8.of != (actual := network_sha256(spec.path)):

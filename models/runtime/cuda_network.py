@@ -151,7 +151,8 @@ class CudaNetwork:
             counted = threads.submit(self._count_cpu_nodes)
             self._prepared = dict(zip(self._shapes, threads.map(self._prepare, self._shapes), strict=True))
         self.cpu_nodes = counted.result()
-        self.reason = self.describe()
+        device = f"{self.providers[0]} {self.device.index}"
+        self.reason = f"on {device} in {self.precision}, {len(self._shapes)} shapes prepared"
 
     @property
     def precision(self) -> Precision:
@@ -161,11 +162,6 @@ class CudaNetwork:
     def placement(self, batch: Float) -> dict[str, int]:
         """Run once under the profiler and return the number of nodes that each provider executed."""
         return dict(Counter(node.provider for node in self._profiled(batch)))
-
-    def describe(self) -> str:
-        """Describe device, precision and number of prepared shapes."""
-        device = f"{self.providers[0]} {self.device.index}"
-        return f"on {device} in {self.precision}, {len(self._shapes)} shapes prepared"
 
     def _run_on_cpu(self) -> list[Float]:
         session = self._open_with(str(self.path), ["CPUExecutionProvider"])

@@ -33,10 +33,6 @@ class Alignment:
     size_px: int
     template: tuple[tuple[float, float], ...]
 
-    def __post_init__(self) -> None:
-        if self.size_px <= 0 or len(self.template) != LANDMARK_COUNT:
-            raise ValueError(f"an alignment has a positive size and {LANDMARK_COUNT} points")
-
     @property
     def template_xy(self) -> NDArray[np.float64]:
         """Template points as a (5, 2) array."""

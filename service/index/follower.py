@@ -87,20 +87,18 @@ class Followers:
         _close(gone)
         return follower
 
-    def catch_up_blocking(self, gallery: Gallery) -> Follower:
-        """Return the follower after it has applied every write that was acknowledged before this call. Blocks.
+    def catch_up_blocking(self, gallery: Gallery, version: int | None = None) -> Follower:
+        """Return the follower at ``version``, or after every write that was acknowledged before this call. Blocks.
 
         Raises StorageError, IndexUnavailableError: the change log cannot be read or applied.
         """
         follower = self.of(gallery)
-        follower.catch_up()
+        follower.catch_up(version)
         return follower
 
     def nearest(self, gallery: Gallery, probes: Float, k: int) -> tuple[list[list[Hit]], int]:
-        """Search a gallery of strangers at its last change or later, as :meth:`Follower.search`. Blocks."""
-        follower = self.of(gallery)
-        follower.catch_up(gallery.last_change)  # its only version
-        return follower.search(probes, k)
+        """Search a gallery of strangers at its last change, its only version, or later. Blocks."""
+        return self.catch_up_blocking(gallery, gallery.last_change).search(probes, k)
 
     async def catch_up(self, gallery: Gallery) -> Follower:
         """Catch up with every write acknowledged before ``gallery`` was read, and return the follower.
@@ -240,22 +238,12 @@ class Follower(ABC):
         """Stop without waiting. Work in progress may still finish."""
 
 
-def in_process(
-    store: Store, device: str = "cpu", sizes: Sizes | None = None, in_foreground: bool = False
-) -> Callable[[Gallery], MemoryFollower]:
-    """Return the factory of followers in memory of ``store``.
-
-    Args:
-        device: ``cpu`` or ``gpu``.
-        in_foreground: compact before a search, not in the background.
-    """
+def in_process(store: Store, device: str = "cpu", sizes: Sizes | None = None) -> Callable[[Gallery], MemoryFollower]:
+    """Return the factory of followers in memory of ``store``, on a ``device`` cpu or gpu."""
     build_for = trainer_for(device)
     background = ThreadPoolExecutor(BACKGROUND_THREADS, thread_name_prefix="index", initializer=lower_thread_priority)
 
     def run_later(work: Callable[[], None]) -> None:
-        if in_foreground:
-            work()
-            return
         with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
             background.submit(work)
 

@@ -26,6 +26,7 @@ from PIL import AvifImagePlugin, Image
 from models.vision.photo_files import HEAD_BYTES, photo_format
 from service.core.errors import ImageError
 from service.inference.decoding import decode_with_pillow, open_image, read_orientation, translated_errors
+from service.inference.rgb_conversion import mirror
 from service.security.process_memory import protect_memory
 
 FORMATS: Final = ("BMP", "TIFF", "GIF", "AVIF")
@@ -100,9 +101,11 @@ def _open(payload: bytes) -> Image.Image:
 def _read(payload: bytes) -> tuple[Pixels, int]:
     """Return pixels and the counterclockwise quarter turns that make them upright."""
     with _open(payload) as image:
-        image.load()  # EXIF may follow the pixels; Pillow applies the orientation of TIFF, and libheif that of HEIC
+        pixels = decode_with_pillow(image)
         mirrored, turns = read_orientation(image)
-        return decode_with_pillow(image, mirrored), turns
+    if mirrored:
+        mirror(pixels)
+    return pixels, turns
 
 
 if __name__ == "__main__":

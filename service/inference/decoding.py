@@ -99,8 +99,9 @@ class EncodedPhoto:
         with translated_errors():
             pixels = decode_rgb(self.completed, size, reduction)
             if pixels is None:  # Pillow is more tolerant
+                reduction = 1.0
                 with open_image(self.completed) as image:
-                    return DecodedPhoto(self, decode_with_pillow(image, self.mirrored), 1.0, self.turns)
+                    pixels = decode_with_pillow(image)
             if self.mirrored:
                 mirror(pixels)
             return DecodedPhoto(self, pixels, reduction, self.turns)
@@ -158,23 +159,21 @@ class DecodedPhoto:
 
 def decode_whole(payload: bytes) -> EncodedPhoto:
     with open_image(complete(payload) if payload.startswith(START_OF_IMAGE) else payload) as image:
-        if image.format == "WEBP":
-            mirrored, turns = read_orientation(image)
-            pixels = _decode_webp(payload, image, mirrored)
-        else:
-            image.load()  # EXIF may follow the pixels
-            mirrored, turns = read_orientation(image)
-            pixels = decode_with_pillow(image, mirrored)
+        pixels = _decode_webp(payload, image) if image.format == "WEBP" else decode_with_pillow(image)
+        mirrored, turns = read_orientation(image)
+    if mirrored:
+        mirror(pixels)
     height, width = pixels.shape[:2][:: -1 if turns % 2 else 1]
     return EncodedPhoto(height, width, b"", turns, mirrored, whole=pixels)
 
 
-def decode_with_pillow(image: Image.Image, mirrored: bool = False) -> NDArray[np.uint8]:
-    """Return (h, w, 3) RGB as stored, mirrored on request."""
-    return to_rgb(image.size, lambda top, bottom: image.crop((0, top, image.width, bottom)), mirrored)
+def decode_with_pillow(image: Image.Image) -> NDArray[np.uint8]:
+    """Return (h, w, 3) RGB as stored."""
+    image.load()  # turns a TIFF
+    return to_rgb(image.size, lambda top, bottom: image.crop((0, top, image.width, bottom)))
 
 
-def _decode_webp(payload: bytes, image: Image.Image, mirrored: bool) -> NDArray[np.uint8]:
+def _decode_webp(payload: bytes, image: Image.Image) -> NDArray[np.uint8]:
     """Decode the first frame with OpenCV. Pillow would hold four copies of it.
 
     Args:
@@ -189,16 +188,10 @@ def _decode_webp(payload: bytes, image: Image.Image, mirrored: bool) -> NDArray[
         raise ImageError("image_damaged", "the photo cannot be decoded: its WebP data is damaged")
     pixels = np.asarray(decoded, np.uint8)
     if has_alpha:
-        return to_rgb(image.size, lambda top, bottom: _bgra(pixels[top:bottom]), mirrored=mirrored)
-    if mirrored:
-        mirror(pixels)
+        return to_rgb(
+            image.size, lambda top, bottom: Image.fromarray(cv2.cvtColor(pixels[top:bottom], cv2.COLOR_BGRA2RGBA))
+        )
     return pixels
-
-
-def _bgra(pixels: NDArray[np.uint8]) -> Image.Image:
-    """Return (h, w, 4) BGRA as an image."""
-    height, width = pixels.shape[:2]
-    return Image.frombuffer("RGBA", (width, height), np.ascontiguousarray(pixels), "raw", "BGRA", 0, 1)
 
 
 def open_image(payload: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Image:
@@ -210,7 +203,10 @@ def open_image(payload: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Imag
 
 
 def read_orientation(image: Image.Image) -> tuple[bool, int]:
-    """Return whether to swap left and right, and counterclockwise quarter turns."""
+    """Return whether to swap left and right, and counterclockwise quarter turns.
+
+    Call after the pixels were read: EXIF may follow them, Pillow applies the orientation of TIFF, and libheif of HEIC.
+    """
     return MIRRORED_AND_TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1), (False, 0))
 
 

@@ -20,13 +20,12 @@ Strip = Callable[[int, int], Image.Image]
 """Returns the rows from a first to a last one, which is excluded."""
 
 
-def to_rgb(size: tuple[int, int], strip: Strip, mirrored: bool = False) -> NDArray[np.uint8]:
+def to_rgb(size: tuple[int, int], strip: Strip) -> NDArray[np.uint8]:
     """Return (height, width, 3) uint8 RGB. Transparent pixels are blended over white.
 
     Args:
         size: width and height in pixels.
         strip: reader of rows; all strips have the same mode.
-        mirrored: swap left and right.
     """
     width, height = size
     convert: Callable[[Image.Image], NDArray[np.uint8]] = _blend_over_white
@@ -36,8 +35,7 @@ def to_rgb(size: tuple[int, int], strip: Strip, mirrored: bool = False) -> NDArr
         convert = partial(_shift_gray, max(0, brightest.bit_length() - 8))
     pixels = np.empty((height, width, 3), np.uint8)
     for top, bottom in _rows(width, height):
-        converted = convert(strip(top, bottom))
-        pixels[top:bottom] = converted[:, ::-1] if mirrored else converted
+        pixels[top:bottom] = convert(strip(top, bottom))
     return pixels
 
 

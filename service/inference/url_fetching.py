@@ -99,19 +99,13 @@ class UrlFetcher:
             raise ImageError("url_failed", "the content type of the response is not a photo")
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise ImageError("url_failed", "the response is compressed, which was not requested")
-        declared = response.headers.get("content-length", "0")
-        if declared.isdigit() and int(declared[:18]) > self._max_bytes:
-            raise self._too_large()
         pieces, received = list[bytes](), 0
         async for piece in response.aiter_raw():
             received += len(piece)
             if received > self._max_bytes:
-                raise self._too_large()
+                raise ImageError("image_too_large", f"the photo has more than {self._max_bytes} bytes, the limit")
             pieces.append(piece)
         return b"".join(pieces)
-
-    def _too_large(self) -> ImageError:
-        return ImageError("image_too_large", f"the photo has more than {self._max_bytes} bytes, the limit")
 
 
 def _refused() -> ImageError:

@@ -25,7 +25,7 @@ from models.engines.selection import (
 )
 from models.errors import PackError, RuntimeUnavailableError
 from models.pack.loading import BUNDLED_PACK, load_pack
-from models.pack.manifest import INT8_FILE, MANIFEST_FILE
+from models.pack.manifest import INT8_FILE
 from models.runtime.network import Engine, Float, Precision
 from models.runtime.openvino_network import OpenVinoNetwork
 from models.vision.recognition import Recognizer
@@ -48,7 +48,7 @@ INACCURATE: Final[Mapping[Engine, bool]] = {"openvino": False, "onnxruntime": Fa
 
 
 @pytest.mark.parametrize(
-    ("int8", "preference", "available", "engine", "precision"),
+    ("int8", "preference", "available", "engine", "chosen"),
     [
         (ACCURATE, EnginePreference(), BOTH, "openvino", "int8"),
         (INACCURATE, EnginePreference(), BOTH, "openvino", "bf16"),
@@ -63,17 +63,24 @@ INACCURATE: Final[Mapping[Engine, bool]] = {"openvino": False, "onnxruntime": Fa
         (INACCURATE, EnginePreference(precision="int8"), OLD, "openvino", "int8"),
         (None, EnginePreference(precision="int8"), BOTH, "openvino", "bf16"),
         (ACCURATE, EnginePreference(), {"onnxruntime": {"fp32"}}, "onnxruntime", "fp32"),
+        (None, EnginePreference(engine="openvino"), {"onnxruntime": {"fp32"}}, None, "openvino is not installed"),
+        (None, EnginePreference(engine="onnxruntime", precision="bf16"), BOTH, None, "onnxruntime has no bf16"),
+        (None, EnginePreference(engine="openvino", provider="CPUExecutionProvider"), BOTH, None, "KITH_RUNTIME"),
     ],
 )
-def test_the_fastest_accurate_precision_is_chosen(
+def test_the_fastest_accurate_precision_is_chosen_unless_another_is_pinned(
     int8: Mapping[Engine, bool] | None,
     preference: EnginePreference,
     available: PrecisionsByEngine,
-    engine: Engine,
-    precision: Precision,
+    engine: Engine | None,
+    chosen: str,
 ) -> None:
+    if engine is None:
+        with pytest.raises(RuntimeUnavailableError, match=chosen):
+            choose_engine(spec(int8), preference, available)
+        return
     choice = choose_engine(spec(int8), preference, available)
-    assert (choice.engine, choice.precision) == (engine, precision)
+    assert (choice.engine, choice.precision) == (engine, chosen)
     assert choice.reason
 
 
@@ -94,21 +101,6 @@ def test_only_other_packs_are_run_in_every_shape(tmp_path: Path, monkeypatch: py
     assert counts == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("preference", "available", "message"),
-    [
-        (EnginePreference(engine="openvino"), {"onnxruntime": {"fp32"}}, "openvino is not installed"),
-        (EnginePreference(engine="onnxruntime", precision="bf16"), BOTH, "onnxruntime has no bf16"),
-        (EnginePreference(engine="openvino", provider="CPUExecutionProvider"), BOTH, "KITH_RUNTIME"),
-    ],
-)
-def test_unavailable_pinned_settings_are_rejected(
-    preference: EnginePreference, available: PrecisionsByEngine, message: str
-) -> None:
-    with pytest.raises(RuntimeUnavailableError, match=message):
-        choose_engine(spec(), preference, available)
-
-
 def test_a_pinned_precision_may_be_slow_but_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     for exists in (True, False):
         supported = frozenset[Precision](("fp32", "bf16") if exists else ("fp32",))
@@ -122,15 +114,8 @@ def test_a_pinned_precision_may_be_slow_but_must_exist(monkeypatch: pytest.Monke
                 choose_engine(spec(), EnginePreference(precision="bf16"), OLD)
 
 
-@pytest.fixture
-def varied(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
-    """Pack with a copy of the main file as its int8 variant, and its manifest."""
+def test_int8_files_load_and_keep_the_fingerprint(tmp_path: Path) -> None:
     directory = pack_with_int8(tmp_path / "varied")
-    return directory, json.loads((directory / MANIFEST_FILE).read_text())
-
-
-def test_int8_files_load_and_keep_the_fingerprint(varied: tuple[Path, dict[str, Any]]) -> None:
-    directory, _ = varied
     pack = load_pack(directory)
     pack.verify()
     assert pack.recognition.fingerprint() == load_pack(BUNDLED_PACK).recognition.fingerprint()
@@ -193,10 +178,8 @@ class FailingOpenVinoNetwork(OpenVinoNetwork):
         raise RuntimeUnavailableError("OpenVINO cannot run it")
 
 
-def test_the_fallback_from_openvino_keeps_the_precision(
-    varied: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recognition = load_pack(varied[0]).recognition
+def test_the_fallback_from_openvino_keeps_the_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recognition = load_pack(pack_with_int8(tmp_path / "varied")).recognition
     monkeypatch.setattr(selection, "OpenVinoNetwork", FailingOpenVinoNetwork)
     monkeypatch.setattr(selection, "available_precisions", lambda only=None: BOTH)
     chosen = open_network(recognition, EnginePreference())
@@ -218,10 +201,8 @@ def test_the_fallback_from_openvino_keeps_the_precision(
         ({"engines": {"openvino": 3}}, "int8.recognition.engines.openvino"),
     ],
 )
-def test_an_int8_file_of_another_network_is_rejected(
-    varied: tuple[Path, dict[str, Any]], change: dict[str, Any], field: str
-) -> None:
-    directory, _ = varied
+def test_an_int8_file_of_another_network_is_rejected(tmp_path: Path, change: dict[str, Any], field: str) -> None:
+    directory = pack_with_int8(tmp_path / "varied")
     listed = json.loads((directory / INT8_FILE).read_text())
     listed["recognition"] |= change
     (directory / INT8_FILE).write_text(json.dumps(listed))

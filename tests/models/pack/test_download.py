@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -29,10 +32,6 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "file.onnx"
 
 
-def leftovers(target: Path) -> list[str]:
-    return sorted(path.name for path in target.parent.iterdir() if path != target)
-
-
 def test_a_download_reports_progress(downloader: Downloader, target: Path) -> None:
     seen: list[tuple[str, int, int | None]] = []
     with serving({"/f": File(CONTENT)}) as server:
@@ -42,97 +41,60 @@ def test_a_download_reports_progress(downloader: Downloader, target: Path) -> No
     assert without_credentials("https://me:secret@host:81/a/b?token=x") == "https://host:81/a/b"
     assert seen[-1] == ("file.onnx", len(CONTENT), len(CONTENT))
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
-    assert leftovers(target) == []
 
 
-def test_an_interrupted_download_resumes(downloader: Downloader, target: Path) -> None:
-    with serving({"/f": File(CONTENT, cuts=[100_000, 50_000])}) as server:
+class Case(NamedTuple):
+    """``asked``: ranges of the requests. ``there``: of an earlier attempt."""
+
+    file: File | None
+    problem: str | None = None
+    asked: tuple[str | None, ...] = (None,)
+    there: bytes = b""
+    sha256: str | None = SHA256
+    size: int | None = None
+
+
+CASES = {
+    "interrupted": Case(File(CONTENT, cuts=[100_000, 50_000]), asked=(None, "bytes=100000-", "bytes=150000-")),
+    "without a checksum": Case(File(CONTENT, cuts=[1000]), asked=(None, None), there=b"x" * 1000, sha256=None),
+    "without ranges": Case(File(CONTENT, ranges=False, cuts=[100_000]), asked=(None, "bytes=100000-")),
+    "too much was there": Case(File(CONTENT), asked=("bytes=300004-", None), there=CONTENT + b"more"),
+    "all was there": Case(File(CONTENT), asked=("bytes=300000-", None), there=CONTENT),
+    "damaged": Case(File(CONTENT), asked=("bytes=7000-", None), there=b"damaged" * 1000),
+    "busy": Case(File(CONTENT, answers=[503, 429, 500]), asked=(None,) * 4),
+    "too busy": Case(File(CONTENT, answers=[503] * 4), "503, 4 times", (None,) * 4),
+    "another file": Case(File(b"<html>not the file</html>"), "download_corrupt", (None,) * 2),
+    "shorter than stated": Case(File(CONTENT), "has 300000 bytes, 300001 were expected", size=300_001),
+    "longer than stated": Case(File(CONTENT), "has 300000 bytes, 1000 were expected", size=1000),
+    "of no stated length": Case(File(CONTENT, stated=False), size=300_000),
+    "longer, of no stated length": Case(File(CONTENT, stated=False), "longer than the 1000 bytes", size=1000),
+    "gone": Case(None, "404 Not Found"),
+    "refused": Case(File(b"", answers=[403]), "403"),
+    "a loop": Case(File(b"", location="/f"), "redirect", (None,) * 21),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_is_complete_however_it_came_or_nothing_is_left(case: str, downloader: Downloader, target: Path) -> None:
+    """Without a checksum it restarts, since a mix of two versions of the file would go unnoticed."""
+    file, problem, asked, there, sha256, size = CASES[case]
+    if there:
+        target.with_name("file.onnx.partial").write_bytes(there)
+    files = {} if file is None else {"/f": replace(file, cuts=[*file.cuts], answers=[*file.answers])}
+    expectation = nullcontext() if problem is None else pytest.raises(PullError, match=problem)
+    with serving(files) as server, expectation:
+        downloader.fetch(f"{server.url}/f", target, sha256, size)
+    assert tuple(wanted for _, wanted in server.requests) == asked
+    assert list(target.parent.iterdir()) == ([target] if problem is None else [])
+    assert problem is not None or target.read_bytes() == CONTENT
+
+
+def test_a_redirect_is_followed_and_other_schemes_are_not(downloader: Downloader, target: Path) -> None:
+    with serving({"/f": File(b"", location="/r"), "/r": File(CONTENT)}) as server:
         downloader.fetch(f"{server.url}/f", target, SHA256)
     assert target.read_bytes() == CONTENT
-    assert server.requests == [
-        ("/f", None),
-        ("/f", "bytes=100000-"),
-        ("/f", "bytes=150000-"),
-    ]
-
-
-def test_a_download_without_a_checksum_restarts(downloader: Downloader, target: Path) -> None:
-    """A mix of two versions of the file would go unnoticed."""
-    with serving({"/f": File(CONTENT, cuts=[1000])}) as server:
-        with Downloader(attempts=1) as once, pytest.raises(PullError):
-            once.fetch(f"{server.url}/f", target)
-        downloader.fetch(f"{server.url}/f", target)
-    assert target.read_bytes() == CONTENT
-    assert [request[1] for request in server.requests] == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("files", "partial", "requests"),
-    [
-        ({"/f": File(CONTENT, ranges=False, cuts=[100_000])}, b"", [None, "bytes=100000-"]),
-        ({"/f": File(CONTENT)}, CONTENT + b"more", ["bytes=300004-", None]),
-        ({"/f": File(b"", location="/r"), "/r": File(CONTENT)}, b"", [None, None]),
-        ({"/f": File(CONTENT)}, CONTENT, ["bytes=300000-", None]),
-        ({"/f": File(CONTENT)}, b"damaged" * 1000, ["bytes=7000-", None]),
-    ],
-    ids=["without ranges", "too much was there", "redirected", "all was there", "damaged"],
-)
-def test_a_file_is_complete_however_it_came(
-    files: dict[str, File], partial: bytes, requests: list[str | None], downloader: Downloader, target: Path
-) -> None:
-    if partial:
-        target.with_name("file.onnx.partial").write_bytes(partial)
-    with serving(files) as server:
-        downloader.fetch(f"{server.url}/f", target, SHA256, len(CONTENT))
-        assert [wanted for _, wanted in server.requests] == requests
-    assert target.read_bytes() == CONTENT
-
-
-def test_busy_servers_are_retried(downloader: Downloader, target: Path) -> None:
-    with serving({"/f": File(CONTENT, answers=[503, 429, 500])}) as server:
-        downloader.fetch(f"{server.url}/f", target, SHA256)
-        assert len(server.requests) == 4
-        server.files["/f"].answers = [503] * 4
-        with pytest.raises(PullError, match="503, 4 times"):
-            downloader.fetch(f"{server.url}/f", target, SHA256)
-
-
-def test_a_wrong_file_is_rejected_and_removed(downloader: Downloader, target: Path) -> None:
-    with serving({"/f": File(b"<html>not the file</html>")}) as server:
-        with pytest.raises(PullError, match="download_corrupt"):
-            downloader.fetch(f"{server.url}/f", target, SHA256)
-        assert len(server.requests) == 2
-    assert list(target.parent.iterdir()) == []
-
-
-@pytest.mark.parametrize("size", [1000, len(CONTENT) + 1])
-def test_a_file_of_another_size_is_rejected_unread(size: int, downloader: Downloader, target: Path) -> None:
-    with serving({"/f": File(CONTENT)}) as server:
-        with pytest.raises(PullError, match=f"has 300000 bytes, {size} were expected"):
-            downloader.fetch(f"{server.url}/f", target, SHA256, size)
-        assert len(server.requests) == 1
-    assert list(target.parent.iterdir()) == []
-
-
-def test_a_response_without_length_is_bounded(downloader: Downloader, target: Path) -> None:
-    with serving({"/f": File(CONTENT, stated=False)}) as server:
-        assert downloader.fetch(f"{server.url}/f", target, SHA256).size == len(CONTENT)
-        with pytest.raises(PullError, match="longer than the 1000 bytes"):
-            downloader.fetch(f"{server.url}/f", target.with_name("g"), SHA256, 1000)
-    assert list(target.parent.iterdir()) == [target]
-
-
-def test_rejected_requests_are_not_retried(downloader: Downloader, target: Path) -> None:
-    with serving({"/loop": File(b"", location="/loop"), "/private": File(b"", answers=[403])}) as server:
-        with pytest.raises(PullError, match="404 Not Found"):
-            downloader.fetch(f"{server.url}/gone", target)
-        assert len(server.requests) == 1
-        with pytest.raises(PullError, match="403"):
-            downloader.fetch(f"{server.url}/private", target)
-        with pytest.raises(PullError, match="redirect"):
-            downloader.fetch(f"{server.url}/loop", target)
-    with Downloader() as other, pytest.raises(PullError):
-        other.fetch("ftp://127.0.0.1/f", target)
+    with pytest.raises(PullError, match="download_failed"):
+        downloader.fetch("ftp://127.0.0.1/f", target)
 
 
 def test_unreachable_and_silent_servers_time_out(target: Path) -> None:

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from models.vision.detection import Detections
-from models.vision.quality import QualityGate
 from models.vision.tiles import (
     FINEST_SCALE,
     MAX_SCALE_RATIO,
     MAX_TILES,
-    MIN_FACE_PX,
     OVERLAP_PX,
     SURE_FACE_PX,
     Tile,
@@ -25,8 +23,6 @@ from models.vision.tiles import (
 )
 
 SIDE_PX = 640
-EYES_PER_WIDTH = 0.48
-"""Distance of the eyes per width of the box, of a frontal face."""
 
 
 def faces(*rows: tuple[float, float, float, float, float]) -> Detections:
@@ -81,11 +77,6 @@ def on_tile(tile: Tile, box: NDArray[np.float64]) -> bool:
         and x1 <= tile.width - 2.1 * right + 0.6 * (not right)
         and y1 <= tile.height - 2.1 * bottom + 0.6 * (not bottom)
     )
-
-
-def test_the_smallest_usable_face_is_nearly_found_on_the_finest_tiles() -> None:
-    smallest = MIN_FACE_PX / FINEST_SCALE
-    assert 1 < smallest * EYES_PER_WIDTH / QualityGate().min_eye_distance_px < 1.3
 
 
 def test_a_face_that_a_tile_cuts_is_left_to_its_neighbor() -> None:
