@@ -147,7 +147,7 @@ def _route(path: Path, graph: onnx.GraphProto) -> DetectionSpec | RecognitionSpe
     if len(graph.output) >= MIN_DETECTOR_OUTPUTS:
         return _route_detector(path, graph)
     height, width = shape[2:]
-    return _route_recognizer(path, graph, len(inputs), height, width)
+    return _route_recognizer(path, graph, height, width)
 
 
 def _route_detector(path: Path, graph: onnx.GraphProto) -> DetectionSpec | str:
@@ -163,9 +163,7 @@ def _route_detector(path: Path, graph: onnx.GraphProto) -> DetectionSpec | str:
     return DetectionSpec(path, None, Normalization(127.5, 128.0), "scrfd")
 
 
-def _route_recognizer(
-    path: Path, graph: onnx.GraphProto, inputs: int, height: int, width: int
-) -> RecognitionSpec | str:
+def _route_recognizer(path: Path, graph: onnx.GraphProto, height: int, width: int) -> RecognitionSpec | str:
     if not height or not width:
         return "its input declares no fixed height and width"
     if height != width or height < MIN_CROP_PX or height % CROP_MULTIPLE_PX:
@@ -173,8 +171,8 @@ def _route_recognizer(
     alignment = insightface_alignment(height)
     if alignment is None:
         return f"InsightFace defines no face crop of {width}x{height}: describe it in manifest.json"
-    if inputs != 1 or len(graph.output) != 1:
-        return f"a network with {inputs} inputs and {len(graph.output)} outputs"
+    if len(graph.output) != 1:
+        return f"a network with {len(graph.output)} outputs"
     declared = _sides(graph.output[0])
     row = declared[1:] if len(declared) > 1 else declared
     dimension = math.prod(row)

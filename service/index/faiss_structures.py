@@ -35,7 +35,7 @@ MIN_MULTIPLICATIONS_FOR_THREADS: Final = 250_000_000
 ROWS_PER_CACHE_BLOCK: Final = 1024
 """2 MB of vectors of 512 dimensions, which stay in the cache for the next probe."""
 DIMENSIONS_PER_LOOKUP: Final = 4
-"""Dimensions that one table lookup covers in a coded vector."""
+"""Dimensions that one table lookup covers in a coded vector, whose length must be a multiple."""
 MAX_TRAINING_VECTORS: Final = 50_000
 """Enough for 16 centroids of four dimensions."""
 ROWS_PER_SLICE: Final = 16_384
@@ -110,7 +110,9 @@ class Codes:
 
     def __init__(self, sample: Float) -> None:
         """Train on at most MAX_TRAINING_VECTORS of (n, d) vectors, at least 16; ``d`` a multiple of 4."""
-        self._empty = api.index_factory(sample.shape[1], f"PQ{sample.shape[1] // 4}x4fs", api.METRIC_INNER_PRODUCT)
+        dimension = sample.shape[1]
+        kind = f"PQ{dimension // DIMENSIONS_PER_LOOKUP}x4fs"
+        self._empty = api.index_factory(dimension, kind, api.METRIC_INNER_PRODUCT)
         self._empty.pq.cp.min_points_per_centroid = 1
         self._empty.train(_contiguous(sample[:MAX_TRAINING_VECTORS]))
 

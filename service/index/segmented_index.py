@@ -12,7 +12,7 @@ import numpy as np
 
 from kith.wire.common import IndexSetting
 from models.runtime.network import Float
-from service.index.faiss_structures import MAX_TRAINING_VECTORS
+from service.index.faiss_structures import DIMENSIONS_PER_LOOKUP, MAX_TRAINING_VECTORS
 from service.index.protocol import Builder, Kind, StoppedError
 from service.index.recall import Measurement, measure, sample_of
 from service.index.segment_builder import Batch, SegmentBuilder, Sizes
@@ -20,8 +20,6 @@ from service.index.segments import Rows, View
 
 REMEASURE_SHARE: Final = 0.2
 """Vectors added or removed, as a share of the gallery, after which recall is measured again."""
-CODED_DIMENSIONS: Final = 4
-"""Dimensions per code; the length of a vector must be a multiple of it."""
 Failure = tuple[Kind, int]
 """Kind whose recall stayed below the promise at every depth, and the number of vectors then."""
 log = logging.getLogger(__name__)
@@ -230,7 +228,7 @@ class SegmentedIndex:
 def choose(wanted: IndexSetting, size: int, dimension: int, sizes: Sizes, failed: Failure | None, now: Kind) -> Kind:
     """Return the kind for ``size`` vectors. ``failed``: the last failure; ``now``: the current kind."""
     preferred = _preferred(wanted, size, sizes, now)
-    if preferred == "compact" and dimension % CODED_DIMENSIONS:
+    if preferred == "compact" and dimension % DIMENSIONS_PER_LOOKUP:
         return "exact"
     # Retry once the gallery has doubled or halved.
     if failed is not None and failed[0] == preferred and failed[1] < 2 * size and size < 2 * failed[1]:

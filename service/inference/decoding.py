@@ -239,7 +239,7 @@ def complete(payload: bytes) -> bytes:
     """Return the file with an end-of-image marker if only that is missing, else unchanged.
 
     Some cameras omit the marker. If scan data is missing too, the file stays truncated, and decoders reject it. So does
-    a file of several scans, of which some may be missing.
+    a progressive file, of whose scans some may be missing.
 
     Raises:
         TooManySegmentsError: The file has too many segments.
@@ -253,7 +253,7 @@ def complete(payload: bytes) -> bytes:
 def _completed(payload: bytes) -> bytes | None:
     """Return the file with an end-of-image marker; None if more is missing, or nothing. Raises as :func:`complete`."""
     markers = list(_segments(payload))
-    if END_OF_IMAGE[1] in markers or BASELINE.isdisjoint(markers) or markers.count(START_OF_SCAN) != 1:
+    if END_OF_IMAGE[1] in markers or BASELINE.isdisjoint(markers):
         return None
     completed = payload + END_OF_IMAGE
     try:

@@ -35,13 +35,14 @@ from service.inference.images import ImageLimits
 from service.security.sealing import Seal
 from service.settings import Settings
 from service.storage.transfer.ndjson import Lines, header_line, lines_of
-from tests.service.inference.decoders import FORMATS, open_photo
 from tests.service.inference.image_files import (
+    FORMATS,
     SMALL,
     encode,
     heic,
     heic_grid,
     ifd,
+    open_photo,
     scans,
     with_exif,
 )

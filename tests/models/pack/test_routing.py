@@ -57,6 +57,7 @@ OTHER_FILES: dict[str, tuple[Write, str]] = {
     "channels last": (lambda p: color_network(p, [1, 112, 112, 3], axes=(1, 2)), "takes no images"),
     "an open size": (lambda p: color_network(p, ["batch", 3, "height", "width"]), "no fixed height and width"),
     "pixels as bytes": (lambda p: color_network(p, dtype=TensorProto.INT8), "has another type"),
+    "two vectors": (lambda p: color_network(p, outputs=2), "a network with 2 outputs"),
     "a detector without points": (lambda p: color_network(p, images(640), 1, outputs=6), "6 outputs"),
     "an emotion network": (lambda p: color_network(p, numbers=8, declared=["batch", 8]), "a further recognizer"),
 }

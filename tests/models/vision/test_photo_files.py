@@ -19,8 +19,7 @@ from models.vision.photo_files import (
     read_head,
 )
 from service.inference.images import ImageLimits
-from tests.service.inference.decoders import FORMATS, decode
-from tests.service.inference.image_files import SMALL, encode, heic
+from tests.service.inference.image_files import FORMATS, SMALL, decode, encode, heic
 
 LIMITS = ImageLimits(1_000_000, 1_000_000)
 PHOTOS = {kind: encode(SMALL, kind) for kind in (*FORMATS, "MPO")} | {

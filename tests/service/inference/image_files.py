@@ -1,16 +1,44 @@
-"""Generated malicious images: small files that take long, use much memory, or are ambiguous."""
+"""Photos, decoded as a server does it, and malicious ones: small files that take long, use much memory, or lie."""
 
 from __future__ import annotations
 
+import atexit
 import io
 import struct
 import zlib
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 import numpy as np
 import pillow_heif
 from numpy.typing import NDArray
 from PIL import Image
+
+from service.inference.decoding import EncodedPhoto
+from service.inference.images import ImageLimits, PhotoDecoder, PhotoHeader
+
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
+"""Formats that Pillow writes. HEIC has its own encoder."""
+
+
+@cache
+def decoder(limits: ImageLimits) -> PhotoDecoder:
+    opened = PhotoDecoder(limits)
+    atexit.register(opened.close)
+    return opened
+
+
+def read_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
+    return decoder(limits).read_header(payload)
+
+
+def open_photo(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
+    return read_header(payload, limits).open()
+
+
+def decode(payload: bytes, limits: ImageLimits) -> NDArray[np.uint8]:
+    """Return the full photo, upright, (H, W, 3) uint8 RGB."""
+    return decoder(limits).decode(payload)
 
 
 def encode(image: Image.Image, kind: str, **options: Any) -> bytes:

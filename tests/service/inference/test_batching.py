@@ -266,10 +266,12 @@ def test_idle_devices_share_what_waits_and_a_network_of_one_device_stays_there()
     async def run() -> None:
         async with batcher_of(*held) as batcher, Batcher("first only", batcher._devices, [note], SIZES, 100) as other:
             tasks = [asyncio.create_task(batcher.submit(list(range(7)))), asyncio.create_task(other.submit([1]))]
-            for each in held:
-                await asyncio.to_thread(each.begun.acquire)
-            for each in held:
-                each.let_go()
+            try:
+                for each in held:
+                    assert await asyncio.to_thread(each.begun.acquire, timeout=10)
+            finally:
+                for each in held:
+                    each.let_go()
             assert await asyncio.gather(*tasks) == [[2 * item for item in range(7)], [2]]
             for item in range(10):
                 await asyncio.gather(batcher.submit([item]), other.submit([item]))

@@ -29,8 +29,7 @@ from service.inference.decoding import EncodedPhoto
 from service.inference.images import ImageLimits, PhotoHeader
 from service.inference.photo_pipeline import DecodeBudget
 from tests.conftest import jpeg
-from tests.service.inference.decoders import open_photo
-from tests.service.inference.image_files import encode, heic, oriented
+from tests.service.inference.image_files import encode, heic, open_photo, oriented
 from tests.service.inference.test_photo_pipeline import serving, until
 
 MEGAPIXELS = 3.0
@@ -69,7 +68,7 @@ def encoders(photo: Image.Image) -> dict[str, Callable[[], bytes]]:
     frames = {"save_all": True, "append_images": [photo.convert("RGBA")]}
     return {
         "JPEG": lambda: encode(photo, "JPEG"),
-        "JPEG, 4:4:4 progressive": lambda: encode(photo, "JPEG", progressive=True, subsampling=0),
+        "JPEG, progressive CMYK": lambda: encode(photo.convert("CMYK"), "JPEG", progressive=True, subsampling=0),
         "JPEG, mirrored": lambda: oriented(pixels, 5),
         "JPEG that only Pillow reads": lambda: (whole := jpeg(photo))[:-2] + b"\0\0" + whole[-2:],
         "PNG, transparent": lambda: encode(flat_alpha, "PNG", compress_level=1),

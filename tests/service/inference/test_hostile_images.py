@@ -12,8 +12,7 @@ import pytest
 
 from service.inference.images import ImageLimits
 from tests.conftest import ROOT
-from tests.service.inference.decoders import decode
-from tests.service.inference.image_files import harmful, scans
+from tests.service.inference.image_files import decode, harmful, scans
 
 pytestmark = pytest.mark.long
 

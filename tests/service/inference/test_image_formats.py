@@ -23,16 +23,17 @@ from models.vision.photo_files import photo_format
 from service.inference import decoder_processes
 from service.inference.images import ImageLimits, PhotoDecoder
 from tests.refusals import raises_code
-from tests.service.inference.decoders import decode, open_photo
 from tests.service.inference.image_files import (
     HEIC,
     QUICK,
     SMALL,
+    decode,
     encode,
     exif_of,
     heic,
     heic_claiming,
     heic_grid,
+    open_photo,
     oriented,
     png,
     stored,

@@ -19,8 +19,16 @@ from service.core.errors import ImageError
 from service.inference.images import SHORT_BYTES, ImageLimits, has_short_header
 from tests.conftest import jpeg
 from tests.refusals import raises_code
-from tests.service.inference.decoders import FORMATS, decode, open_photo, read_header
-from tests.service.inference.image_files import encode, exif_of, oriented, stored
+from tests.service.inference.image_files import (
+    FORMATS,
+    decode,
+    encode,
+    exif_of,
+    open_photo,
+    oriented,
+    read_header,
+    stored,
+)
 
 LIMITS = ImageLimits(max_bytes=5_000_000, max_pixels=4_000_000)
 

@@ -11,8 +11,7 @@ from PIL import Image
 
 from models.vision.photo_files import list_photos
 from models.vision.photo_reading import PhotoReader
-from tests.service.inference.decoders import FORMATS
-from tests.service.inference.image_files import HEIC, SMALL, encode, heic
+from tests.service.inference.image_files import FORMATS, HEIC, SMALL, encode, heic
 from tests.training.runs import IMAGES, PEOPLE, SIDE, write_people
 from training.config import ConfigError, DataConfig
 from training.data.folders import photos_below
