@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from datetime import date
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,11 @@ def test_the_lists_are_those_of_the_project() -> None:
     # Where Kith serves there is no torch, and jinja2 comes from the index like all else.
     assert pinned.keys() - everywhere.keys() == WITHOUT_HASH - {"jinja2"}
     assert {check.normal(one.name) for requirements in project().values() for one in requirements} <= pinned.keys()
-    assert check.installed().keys() <= locked("dev").keys() | pinned.keys(), "also what the packages need"
+    known = locked("dev").keys() | pinned.keys()
+    here = (known & check.installed().keys()) - WITHOUT_HASH
+    needs = [Requirement(line) for package in here for line in requires(package) or []]
+    needed = {check.normal(one.name) for one in needs if one.marker is None or one.marker.evaluate({"extra": ""})}
+    assert needed - known == set(), "what the packages need is in the lists, too"
 
 
 def test_the_image_is_built_from_hashes_alone() -> None:
