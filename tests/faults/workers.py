@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection as Pipe
 from typing import Any, Self
 
@@ -11,16 +13,16 @@ import numpy as np
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.core.errors import KithError, StorageError
+from service.core.errors import StorageBusyError
 from service.domain.gallery import NewTemplate
 from tests import nodes
-from tests.faults.history import NEVER, Answered, Asked, Kind
+from tests.faults.history import Kind, Step
 
 MEMBER = 0.01
 """Similarity above which a subject has a template: 1/sqrt(n) to one of its n templates, 0 to those of others."""
 KEPT_LINES = 5
 """Lines that a writer leaves when it trims the change log: too few for followers, which must start over."""
-SHARED_SUBJECTS = 6
+OWN_SUBJECTS = 2
 MAX_WRITERS = 4
 """Writers of one gallery."""
 DIMENSION = 4096
@@ -47,6 +49,9 @@ class Node(nodes.Node):
 
     def move_template(self, gallery: str, subject: str, template: str, to: str) -> None:
         self.store.templates.move(self.store.galleries.get(gallery), subject, template, to)
+
+    def delete_template(self, gallery: str, subject: str, template: str) -> None:
+        self.store.templates.delete(self.store.galleries.get(gallery), subject, template)
 
     def templates(self, gallery: str) -> dict[str, str]:
         """Return the subject of each template, read by SQL."""
@@ -93,7 +98,7 @@ def axis_of(template: str) -> Float:
 
 @dataclass(frozen=True)
 class Task:
-    """Run random steps on one gallery, whose writers share a few subjects, until killed, or ``steps`` are done."""
+    """Run random steps on one gallery, until killed, or ``steps`` are done."""
 
     url: str
     gallery: str
@@ -112,47 +117,54 @@ def write(task: Task, counters: Any, pipe: Pipe) -> None:
 
 
 class _Steps:
+    """Steps on templates and subjects that no other writer changes."""
+
     def __init__(self, task: Task, counters: Any, pipe: Pipe) -> None:
         self._task = task
         self._counters = counters
         self._pipe = pipe
         self.rng = np.random.default_rng((task.writer, int(time.time_ns() % 2**32)))
         self._node = Node(task.url)
-        self._store = self._node.store
-        self._gallery = self._store.galleries.get(task.gallery)
-        self._asked = 0
+        self._own = dict[str, str]()
+        """Subjects of the templates that are stored."""
+        self._number = 0
 
     def enroll(self) -> None:
         first, count = self._counters[self._task.writer], int(self.rng.integers(1, 4))
-        ids, subject = tuple(template_id(self._task.writer, first + i) for i in range(count)), self._subject()
+        ids = [template_id(self._task.writer, first + i) for i in range(count)]
+        subject = f"{self._task.writer}-{self.rng.integers(OWN_SUBJECTS)}"
         self._counters[self._task.writer] = first + count
         new = [NewTemplate(t, axis_of(t), "embedding") for t in ids]
-        self._do("enroll", ids, subject, None, lambda: self._node.enroll(self._gallery.name, subject, new))
+        self._write("enroll", dict.fromkeys(ids, subject), self._node.enroll, subject, new)
 
     def move(self) -> None:
-        subject, to, name = self._subject(), self._subject(), self._gallery.name
-        if subject != to and (own := self._template_of(subject)):
-            self._do("move", (own,), subject, to, lambda: self._node.move_template(name, subject, own, to))
+        template, subject = self._template()
+        others = sorted({*self._own.values()} - {subject})
+        if template and others:
+            to = str(self.rng.choice(others))
+            self._write("move", {template: to}, self._node.move_template, subject, template, to)
 
     def delete(self) -> None:
-        subject = self._subject()
-        if own := self._template_of(subject):
-            now = self._store.galleries.get(self._gallery.name)
-            self._do("delete", (own,), subject, None, lambda: self._store.templates.delete(now, subject, own))
+        template, subject = self._template()
+        if template:
+            self._write("delete", {template: None}, self._node.delete_template, subject, template)
 
     def delete_subject(self) -> None:
-        subject, name = self._subject(), self._gallery.name
-        self._do("delete subject", (), subject, None, lambda: self._node.delete_subject(name, subject))
+        template, subject = self._template()
+        if template:
+            gone = [each for each, owner in self._own.items() if owner == subject]
+            self._write("delete subject", dict.fromkeys(gone), self._node.delete_subject, subject)
 
     def trim(self) -> None:
-        self._store.changes.trim(self._store.galleries.get(self._gallery.name), KEPT_LINES)
+        self._node.store.changes.trim(self._node.store.galleries.get(self._task.gallery), KEPT_LINES)
 
     def read(self) -> None:
         probed = sorted({self._recent_template() for _ in range(8)})
-        self._do("read", tuple(probed), None, None, lambda: self._node.seen(self._gallery.name, probed))
+        self._do("read", {}, lambda: self._node.seen(self._task.gallery, probed))
 
-    def _subject(self) -> str:
-        return f"s{self.rng.integers(SHARED_SUBJECTS)}"
+    def _template(self) -> tuple[str, str]:
+        """Return one of the stored templates and its subject, empty texts if there is none."""
+        return [*self._own.items()][self.rng.integers(len(self._own))] if self._own else ("", "")
 
     def _recent_template(self) -> str:
         """Return a template that any writer may have enrolled recently."""
@@ -160,23 +172,18 @@ class _Steps:
         made = self._counters[writer]
         return template_id(writer, int(self.rng.integers(max(0, made - 12), made + 1)))
 
-    def _template_of(self, subject: str) -> str | None:
-        try:
-            owned = [template.id for template in self._store.templates.list_page(self._gallery, subject)]
-        except KithError:
-            return None
-        return str(self.rng.choice(owned)) if owned else None
+    def _write(self, kind: Kind, made: Mapping[str, str | None], action: Any, *arguments: Any) -> None:
+        self._do(kind, made, lambda: action(self._task.gallery, *arguments))
+        kept = {**self._own, **made}
+        self._own = {template: subject for template, subject in kept.items() if subject is not None}
 
-    def _do(self, kind: Kind, ids: tuple[str, ...], subject: str | None, to: str | None, action: Any) -> None:
-        self._asked += 1
-        self._pipe.send(Asked(self._asked, kind, time.monotonic(), ids, subject, to))
-        found: dict[str, str | None] | None = {}
-        try:
-            answer = action()
-            found = answer if kind == "read" else {}
-        except StorageError:
-            self._pipe.send(Answered(self._asked, NEVER, {}))
-            return
-        except KithError:
-            found = None
-        self._pipe.send(Answered(self._asked, time.monotonic(), found))
+    def _do(self, kind: Kind, made: Mapping[str, str | None], action: Callable[[], Any]) -> None:
+        self._number += 1
+        step = Step(self._number, kind, time.monotonic(), made)
+        self._pipe.send(step)
+        while True:
+            with suppress(StorageBusyError):  # nothing was stored
+                answer = action()
+                break
+        seen = answer if kind == "read" else made
+        self._pipe.send(replace(step, seen=seen, ended=time.monotonic()))
