@@ -35,10 +35,6 @@ NOTHING: Final = Person()
 """What most items say of their subject."""
 
 
-def header_document(header: GalleryFileHeader) -> dict[str, Any]:
-    return {"kith": "gallery", "version": FORMAT_VERSION, **vars(header)}
-
-
 def read_header(document: Mapping[str, Any]) -> GalleryFileHeader:
     """Parse the header. Unknown fields are ignored. Raises import_invalid."""
     version = document.get("version")

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.core.errors import GalleryNotFoundError
-from service.domain.gallery import Gallery, Item, Keys, Person
+from service.domain.gallery import Gallery, Item, Person
 from service.domain.gallery_items import MAX_BLOCK_ITEMS, rows_in_block, vector_bytes
 from service.storage.db import bulk_rows
 from service.storage.db.engine import Database
@@ -22,7 +21,6 @@ from service.storage.repositories.templates import Admission, admit
 
 MAX_ITEMS_WITH_CROPS: Final = 512
 """Items of a block that includes crops."""
-KEYS_PER_READ: Final = 50_000
 SHOWN_COLUMNS: Final = ("kind", "quality", "detection_score", "created_at")
 
 
@@ -66,35 +64,29 @@ class Export:
         Only the first item of a subject has its name, tags and metadata.
         """
         size = min(rows_in_block(self.gallery.dimension), MAX_ITEMS_WITH_CROPS if self._with_crops else MAX_BLOCK_ITEMS)
-        owners, keys = self._keys()
-        first = owners != np.append(0, owners[:-1])
-        for start in range(0, len(owners), size):
-            part = slice(start, start + size)
-            yield self._block(owners[part].tolist(), keys[part].tolist(), first[part].tolist())
-
-    def _keys(self) -> tuple[Keys, Keys]:
-        """Return the (n,) keys of subjects and (n,) of their templates, 0 for none, in the order of the items.
-
-        Reads indexes only: sorting in the database would move whole rows with their vectors.
-        """
         query = (
-            sa.select(subjects.c.pk, sa.func.coalesce(templates.c.pk, 0))
+            sa.select(subjects.c.pk.label("owner"), templates.c.pk.label("template"))
             .select_from(subjects.outerjoin(templates, templates.c.subject_pk == subjects.c.pk))
             .where(subjects.c.gallery_pk == self.gallery.pk, IS_PERSON)
-            .execution_options(yield_per=KEYS_PER_READ)
+            .order_by(subjects.c.pk, templates.c.pk)
+            .execution_options(yield_per=size)
         )
-        parts = [np.array(part, np.int64) for part in self._connection.execute(query).partitions()]
-        pairs = np.concatenate([np.empty((0, 2), np.int64), *parts])
-        order = np.lexsort((pairs[:, 1], pairs[:, 0]))
-        return pairs[order, 0], pairs[order, 1]
+        last = 0
+        with self._connection.execute(query) as found:
+            for rows in found.partitions():
+                yield self._block(rows, last)
+                last = rows[-1].owner
 
-    def _block(self, owners: list[int], keys: list[int], first: list[bool]) -> list[dict[str, Any]]:
-        people = self._subjects(sorted(set(owners)))
-        found = self._templates([key for key in keys if key])
-        return [
-            (people[owner] if is_first else {"subject": people[owner]["subject"]}) | found.get(key, {})
-            for owner, key, is_first in zip(owners, keys, first, strict=True)
-        ]
+    def _block(self, rows: Sequence[Any], last: int) -> list[dict[str, Any]]:
+        """Return items. ``last``: key of the subject of the item before them."""
+        people = self._subjects(sorted({row.owner for row in rows}))
+        found = self._templates([row.template for row in rows if row.template is not None])
+        items = list[dict[str, Any]]()
+        for row in rows:
+            about = people[row.owner]
+            items.append(({"subject": about["subject"]} if row.owner == last else about) | found.get(row.template, {}))
+            last = row.owner
+        return items
 
     def _subjects(self, keys: list[int]) -> dict[int, dict[str, Any]]:
         columns = [subjects.c[c] for c in ("pk", "sealed", "created_at", "updated_at")]

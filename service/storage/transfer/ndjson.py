@@ -18,7 +18,7 @@ from kith.wire.fields import MAX_DIMENSION, rfc3339
 from kith.wire.transfer import RULES, TIME_RULE, GalleryFileHeader, GalleryFileItem, GalleryFileSubject
 from service.core.errors import InvalidDataError, KithError
 from service.core.json_limits import MAX_VALUES, check_json
-from service.domain.gallery_items import FileRow, header_document, read_header, rows_in_block
+from service.domain.gallery_items import FORMAT_VERSION, FileRow, read_header, rows_in_block
 from service.security.sealing import VECTOR_TYPE
 
 LINE: Final = orjson.OPT_APPEND_NEWLINE
@@ -190,7 +190,7 @@ def _vector(given: Any, dimension: int) -> bytes | None:
 
 
 def header_line(header: GalleryFileHeader) -> bytes:
-    return orjson.dumps(header_document(header), option=LINE)
+    return orjson.dumps({"kith": "gallery", "version": FORMAT_VERSION, **vars(header)}, option=LINE)
 
 
 def lines_of(items: Iterable[Mapping[str, Any]]) -> bytes:

@@ -21,7 +21,6 @@ import hypothesis
 import numpy as np
 import orjson
 import pytest
-import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -285,24 +284,6 @@ def test_an_export_is_a_snapshot_during_concurrent_writes(place: Place, rng: np.
     place.store.subjects.delete(place.store.galleries.get("g"), "c")
     assert [orjson.loads(text) for piece in pieces for text in piece.splitlines()] == before
     assert header["template_count"] == len(before) == 2
-
-
-def test_an_export_does_not_sort_rows_in_the_database(tmp_path: Path, rng: np.random.Generator) -> None:
-    """SQLite would sort whole rows with their vectors, in a file as large as the gallery, before the first block."""
-    place = Place(f"sqlite:///{tmp_path / 'kith.db'}")
-    place.take(b"".join(line(f"s{i % 7}", vector(rng)) for i in range(30)) + line("nobody"))
-    asked = list[tuple[str, Any]]()
-
-    def explain(_connection: Any, cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
-        if statement.startswith("SELECT"):
-            steps = cursor.connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
-            asked.extend((statement, step[3]) for step in steps)
-
-    sa.event.listen(place.bulk._database._reader.engine, "before_cursor_execute", explain)
-    assert len(place.contents()) == 31
-    assert len({statement for statement, _ in asked}) >= 3
-    assert not [step for _, step in asked if "TEMP B-TREE FOR ORDER" in step]
-    place.store.close()
 
 
 # Over HTTP
