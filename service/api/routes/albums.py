@@ -51,11 +51,9 @@ async def create_album(
     """
     backend.recognizers.for_gallery(gallery)  # these raise here rather than in the job
     calibration_for(gallery, backend.risks)
-    albums = backend.store.albums
-    await backend.threads.run(albums.refuse_too_many, gallery)
     options = {"risk": risk, "detail": detail or backend.settings.expected_face_detail}
     expires_at = datetime.now(UTC) + timedelta(days=backend.settings.retention_albums_days)
-    begin = albums.beginning(gallery, risk, expires_at)
+    begin = backend.store.albums.beginning(gallery, risk, expires_at)
     return await queue_archive(request, backend, gallery, KIND, options, begin)
 
 

@@ -74,17 +74,15 @@ class AlbumStore(ErasingStore):
             # As Database.change: writers of a gallery wait for each other, so that none counts too few.
             own = sa.select(galleries.c.pk).where(galleries.c.pk == gallery.pk)
             connection.execute(own.with_for_update(key_share=True))
-            _refuse_too_many(connection, gallery)
+            count = sa.select(sa.func.count()).select_from(albums).where(current_albums(gallery))
+            if connection.execute(count).scalar_one() >= MAX_ALBUMS:
+                problem = f"gallery {gallery.name!r} has {MAX_ALBUMS} albums, the most allowed"
+                raise LimitReachedError("too_many_albums", problem)
             row = {"id": job_id, "gallery_pk": gallery.pk, "generation": gallery.generation, "risk": risk}
             times = {"created_at": datetime.now(UTC), "expires_at": expires_at}
             connection.execute(albums.insert().values(**row, **times))
 
         return begin
-
-    def refuse_too_many(self, gallery: Gallery) -> None:
-        """Raises too_many_albums for a new album above the number allowed, before its photos are sent."""
-        with self._database.read() as connection:
-            _refuse_too_many(connection, gallery)
 
     def known_photos(self, album: Album, seal: Seal, hashes: Sequence[str]) -> set[str]:
         """Return which photos, by SHA-256, have faces in the album."""
@@ -321,14 +319,6 @@ class AlbumStore(ErasingStore):
         if deleted:
             self._database.truncate_wal()
         return deleted
-
-
-def _refuse_too_many(connection: Connection, gallery: Gallery) -> None:
-    count = sa.select(sa.func.count()).select_from(albums).where(current_albums(gallery))
-    if connection.execute(count).scalar_one() >= MAX_ALBUMS:
-        raise LimitReachedError(
-            "too_many_albums", f"gallery {gallery.name!r} has {MAX_ALBUMS} albums, the most allowed"
-        )
 
 
 def _missing(gallery: Gallery, album_id: str) -> NotFoundError:
