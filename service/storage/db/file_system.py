@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import pwd
 import stat
@@ -48,14 +47,10 @@ def check_file_system(folder: Path) -> None:
             raise StorageFullError(problem) from error
         raise StorageError(problem, OPEN_REMEDY) from error
     with file:
-        need = "lock files, which SQLite needs"
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, SQLITE_LOCK_BYTE)
-            need = "share memory, which SQLite's WAL needs"
-            file.truncate(mmap.PAGESIZE)
-            mmap.mmap(file.fileno(), mmap.PAGESIZE).close()
         except OSError as error:
-            problem = f"the file system of {folder} does not {need}: {error.strerror}"
+            problem = f"the file system of {folder} does not lock files, which SQLite needs: {error.strerror}"
             raise StorageError(problem, LOCAL_DISK_REMEDY) from error
 
 

@@ -25,10 +25,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from service.core.errors import StorageBusyError, StorageError
+from service.core.errors import StorageBusyError
 from service.domain.gallery import Gallery, LogTrimmedError, Snapshot
 from service.storage.db.engine import Database, deleted_meanwhile
-from service.storage.db.file_system import LOCAL_DISK_REMEDY
 from service.storage.db.tables import galleries, generations, index_states, last_change, subjects, templates
 from service.storage.repositories.change_log import read_changes, read_snapshot
 
@@ -100,10 +99,7 @@ class SharedIndexes:
             return
         path = self.database.file.with_name(f"{self.database.file.name}-turn")
         with path.open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError as error:
-                raise StorageError(f"{path} cannot be locked: {error.strerror}", LOCAL_DISK_REMEDY) from error
+            fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def live_galleries(self, generation: int, fingerprint: str) -> set[int]:

@@ -44,11 +44,10 @@ for folder, is_late, faults in CASES:
     os._exit(0)
 """
 NO_LOCKS = "does not lock files, which SQLite needs"
-NO_MEMORY = "does not share memory, which SQLite's"
 LATE = "the file system does not lock or share files"
 FAULTS: list[tuple[list[Fault], str, str]] = [
     *((failing_locks(error), NO_LOCKS, "local disk") for error in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EACCES)),
-    (failing_shared_memory(), NO_MEMORY, "local disk"),
+    (failing_shared_memory(), "cannot be opened, because the file system does not", "local disk"),
     (read_only_files(), "Read-only file system", "must be writable"),
     (full_disk(), "", "Free disk space"),
     (failing_locks(errno.EOPNOTSUPP), LATE, "local disk"),
@@ -87,15 +86,13 @@ def test_a_database_that_another_process_writes_is_busy(tmp_path: Path, monkeypa
 
 
 def test_locks_of_other_files_that_fail_are_reported(tmp_path: Path) -> None:
-    """The locks of a model download, of a shared index, and of a new master key."""
+    """The locks of a model download and of a new master key."""
     program = f"""
 from pathlib import Path
 from models.errors import PackError
 from models.pack.pull import _locked
-from service.core.errors import MasterKeyError, StorageError
+from service.core.errors import MasterKeyError
 from service.security.master_keys import KeyFile, MasterKeys
-from service.storage.repositories.shared_indexes import SharedIndexes
-from types import SimpleNamespace
 install_faults()
 folder = Path({str(tmp_path)!r})
 try:
@@ -104,17 +101,11 @@ try:
 except PackError as error:
     print(error)
 try:
-    with SharedIndexes(SimpleNamespace(file=folder / "kith.db"))._file_lock():
-        pass
-except StorageError as error:
-    print(error, error.remedy)
-try:
     MasterKeys(KeyFile(folder / "key", may_make=True)).first()
 except MasterKeyError as error:
     print(error)
 """
     done = run_failing(program, *failing_folder_locks())
-    pulled, shared, made = done.stdout.splitlines()
+    pulled, made = done.stdout.splitlines()
     assert made.startswith(f"{tmp_path} cannot be opened and locked: [Errno 9] Bad file descriptor")
     assert pulled == f"models_dir: {tmp_path} does not lock files (Bad file descriptor)"
-    assert shared.startswith(f"{tmp_path}/kith.db-turn cannot be locked: Bad file descriptor Put the database")
