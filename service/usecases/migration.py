@@ -61,7 +61,7 @@ class Migrations:
                 await self._fill(context, view, damaged)
                 await context.run(self.risks.refresh, view.name, False, view.generation)
                 if await context.run(self._switch, context, view, damaged, asyncio.get_running_loop()):
-                    self.risks.derive_later(view)
+                    self.risks.derive_later(view)  # the rest may be a large part of a small gallery
                     return
 
     def _view(self, context: JobContext) -> Gallery | None:
@@ -71,7 +71,7 @@ class Migrations:
         return None
 
     async def _fill(self, context: JobContext, view: Gallery, damaged: set[int]) -> None:
-        keys = [key for key in await context.run(self._missing, context, view) if key not in damaged]
+        keys = await context.run(self._missing, context, view)
         for start in range(0, len(keys), EMBED_BATCH):
             context.check()
             batch = keys[start : start + EMBED_BATCH]

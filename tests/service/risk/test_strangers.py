@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models.risk.calibration import Calibration
+from models.risk.calibration import Calibration, FmrCurve
 from models.runtime.network import Float
 from service.core.errors import RiskUncalibratedError
 from service.domain.fusion import fuse_similarities
@@ -84,7 +84,8 @@ def test_more_strangers_and_more_templates_need_more_similarity(calibration: Cal
 def test_a_second_id_of_the_same_person_does_not_hide_the_first(calibration: Calibration) -> None:
     """The runner-up does not count against the best: both may be one person."""
     plain = risk(calibration)
-    adjusted = replace(plain, search=SearchRisk(calibration.curve, 0.1, 100))
+    among_rivals = FmrCurve(np.sqrt(calibration.curve.rates), calibration.curve.variances, 1.0)
+    adjusted = replace(plain, search=SearchRisk(among_rivals, 0.1, 100))
     known = [*axes(0), at(0.97)[None], *axes(*range(1, 60))]
     assert judged(at(0.98), known, plain, ONE_PERCENT).is_met
     assert judged(at(0.98), known, adjusted, ONE_PERCENT) == judged(at(0.98), known, plain, ONE_PERCENT)
