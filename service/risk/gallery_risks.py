@@ -166,7 +166,8 @@ class GalleryRisks:
         """
         if stored.sequence < gallery.log_floor:
             return True
-        return self._store.changes.count_after(gallery, stored.sequence) > share * stored.templates
+        most = int(share * stored.templates)
+        return self._store.changes.count_lags({gallery.pk: stored.sequence}, most + 1)[gallery.pk] > most
 
     def _derive(self, name: str, generation: int) -> None:
         with self._lock:

@@ -165,7 +165,7 @@ class _Run:
         """Return the next photos, without their bytes, and what is seen in each, or why nothing is."""
         block = await self._context.run(_read, waiting)
         ids = [item.template_id for item in block]
-        known = await self._context.run(self._backend.store.templates.existing_ids, self.gallery, ids)
+        known = await self._context.run(self._backend.store.templates.owners, self.gallery, ids)
         async with asyncio.TaskGroup() as group:
             seen = [group.create_task(self._embed(item, item.template_id in known)) for item in block]
         return [(replace(item, payload=b""), task.result()) for item, task in zip(block, seen, strict=True)]

@@ -48,12 +48,6 @@ class ChangeLog:
         with self._database.read() as connection:
             return read_changes(connection, gallery, sequence, limit)
 
-    def count_after(self, gallery: Gallery, sequence: int) -> int:
-        """Count the lines after ``sequence``."""
-        query = sa.select(sa.func.count()).where(_lines_after(gallery, sequence))
-        with self._database.read() as connection:
-            return int(connection.execute(query).scalar_one())
-
     def count_lags(self, sequences: Mapping[int, int], limit: int) -> dict[int, int]:
         """Count, up to ``limit``, the lines after a sequence number in each gallery, by gallery key."""
         after = (

@@ -344,13 +344,10 @@ class JobStore:
 
     def delete_finished(self, days: float) -> int:
         """Delete jobs that finished more than ``days`` ago; return their number."""
-        with self._database.read() as connection:
+        with self._database.write(_CONFLICT) as connection:
             before = self._database.now(connection) - timedelta(days=days)
             old = jobs.c.state.in_(FINISHED) & (jobs.c.updated_at < before)
-            if connection.execute(sa.select(jobs.c.pk).where(old).limit(1)).first() is None:
-                return 0
-        with self._database.write(_CONFLICT) as connection:
-            return int(connection.execute(jobs.delete().where(old)).rowcount)
+            return connection.execute(jobs.delete().where(old)).rowcount
 
     def _report(self, connection: Connection, job_id: str) -> None:
         """Report a finished job to webhooks, in the transaction that ends it."""

@@ -86,12 +86,6 @@ class TemplateStore(ErasingStore):
             return str(answered)
         return None
 
-    def existing_ids(self, gallery: Gallery, ids: Collection[str]) -> set[str]:
-        """Return the template ids that the gallery has, of any subject."""
-        with self._database.read() as connection:
-            query = sa.select(templates.c.id).where(templates.c.gallery_pk == gallery.pk)
-            return set(connection.execute(query.where(templates.c.id.in_(list(ids)))).scalars())
-
     def stored_answer(self, gallery: Gallery, key: str, digest: str) -> str | None:
         """Return the stored response to an idempotent request, if any. Raises idempotency_conflict."""
         with self._database.read() as connection:

@@ -134,7 +134,7 @@ def test_the_log_keeps_what_the_evidence_and_living_indexes_have_not_read(
         connection.execute(index_states.delete())
     store.evidence.put(gallery, StoredEvidence(7, 8, scores, gallery.created_at), None, {})
     assert store.changes.trim(gallery, keep=1) == 2
-    assert store.changes.count_after(gallery, 7) == 9
+    assert store.changes.count_lags({gallery.pk: 7}, 99) == {gallery.pk: 9}
     store.evidence.put(gallery, StoredEvidence(16, 8, scores, gallery.created_at), None, {})
     assert store.changes.trim(gallery, keep=0) == 9
     # In batches, which end when the server stops.
@@ -145,7 +145,7 @@ def test_the_log_keeps_what_the_evidence_and_living_indexes_have_not_read(
     stops = iter((False, True))
     assert store.changes.trim(gallery, stopped=lambda: next(stops)) == ROWS_PER_READ
     Housekeeping(store, Retention(database)).look()
-    assert store.changes.count_after(gallery, 0) == MIN_KEPT_LINES
+    assert store.changes.count_lags({gallery.pk: 0}, 2 * MIN_KEPT_LINES) == {gallery.pk: MIN_KEPT_LINES}
     assert store.changes.trim(gallery, keep=0) == MIN_KEPT_LINES
     # An empty log after trimming is not a beginning.
     follower = Followers(in_process(store)).of(gallery)

@@ -25,9 +25,8 @@ from service.index.follower import Followers, in_process
 from service.security.sealing import Seal, new_key
 from service.settings import Settings
 from service.storage.audit.log import Entry, record_entries
-from service.storage.repositories import read_cache
 from service.storage.repositories.api_keys import KeyStore
-from service.storage.repositories.read_cache import ReadCache, SubjectFaces, VersionedCache
+from service.storage.repositories.read_cache import SubjectFaces, VersionedCache
 from service.storage.repositories.store import Store
 from service.storage.repositories.templates import TemplateStore
 from tests.databases import ON_BOTH, open_database
@@ -230,17 +229,6 @@ def test_values_are_of_one_version_and_bounded_by_size(sized: Callable[[int], An
     cached.put(made[1], {"ada": sized(4)})
     cached.keep(lambda name, version: (name, version) == (made[1].name, made[1].version))
     assert len(cached) == 1 and cached.get(made[1], ["ada"])
-
-
-def test_the_cache_of_galleries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_cache, "MAX_GALLERIES", 3)
-    kept, made = ReadCache(lambda: 1), some_galleries(5)
-    for gallery in made:
-        kept.put(gallery, 1)
-    assert [kept.current(each.name) for each in made] == [None, None, *made[2:]]
-    kept.names.put(made[3], {1: SubjectLabel("ada", None)})
-    kept.evict("g3")
-    assert kept.latest("g3") is None and not len(kept.names) and kept.current("g4") == made[4]
 
 
 def test_an_erasure_evicts_at_once(store: Store, rng: np.random.Generator) -> None:

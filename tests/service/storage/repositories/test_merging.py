@@ -11,12 +11,11 @@ from typer.testing import CliRunner
 from kith import Kith, KithClientError
 from kith.wire.fields import MAX_LABELS
 from service.cli.main import app
-from service.core.errors import InvalidRequestError, StorageError
+from service.core.errors import InvalidRequestError
 from service.domain.gallery import SubjectFilter, SubjectRecord
 from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
-from service.storage.repositories import erasures
 from service.storage.repositories.store import Store
 from service.storage.repositories.subjects import merged_record
 from tests.databases import ON_BOTH
@@ -56,21 +55,8 @@ def test_who_stays_is_right() -> None:
 
 
 @ON_BOTH
-def test_everything_of_one_is_the_others_or_nothing(
-    database: Database, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_of_one_is_the_others(database: Database, store: Store) -> None:
     gallery = store.galleries.get("g")
-    before = [store.subjects.get(gallery, name) for name in ("ada", "countess")]
-
-    def full(*_: object, **__: object) -> None:
-        raise StorageError("the disk is full")
-
-    with monkeypatch.context() as patched, pytest.raises(StorageError):
-        patched.setattr(erasures, "bury_moved", full)
-        store.subjects.merge(gallery, "countess", "ada")
-    assert [store.subjects.get(gallery, name) for name in ("ada", "countess")] == before
-    assert store.galleries.get("g").version == gallery.version
-
     done = store.subjects.merge(gallery, "countess", "ada")
     assert (done.template_count, done.subject.template_count, done.subject.name) == (3, 5, "The Countess")
     assert done.subject.metadata == {"floor": 1, "desk": 4, "team": "engine"}

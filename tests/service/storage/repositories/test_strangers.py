@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -32,7 +31,6 @@ from service.domain.outcomes import RiskTarget
 from service.domain.strangers import SIGHTING_STEP, Nearest, Recalled, Stranger
 from service.index.follower import Followers, in_process
 from service.risk.strangers import recall
-from service.security.sealing import Seal
 from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.damage import damage
 from service.storage.db.engine import Database
@@ -150,32 +148,6 @@ def test_servers_that_meet_one_person_at_once_agree(url: str, store: Store, gall
         (ids,) = {tuple(each) for each in threads.map(meet, range(4))}
     assert len(set(ids)) == len(faces)
     assert {one.id for one in listed(store, gallery)} == set(ids)
-
-
-def test_new_strangers_do_not_read_the_known_ones_again(
-    url: str, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They would be read within the write transaction: 4,900 of them, once for each of 25 faces, in 20 seconds."""
-    faces, opened, open_vectors = np.eye(80, dtype=np.float32), list[int](), Seal.open_vectors
-    gallery = store.galleries.create("wide", "f" * 32, len(faces), SETTINGS)
-    see(store, gallery, *faces[:40])
-
-    def noted(self: Seal, sealed: Sequence[bytes], generation: int, dimension: int) -> Float:
-        opened.append(len(sealed))
-        return open_vectors(self, sealed, generation, dimension)
-
-    monkeypatch.setattr(Seal, "open_vectors", noted)
-    with closing(Store(open_database(url))) as other:
-        for each, seen, read in (
-            (store, faces[:1], 1),
-            (other, faces[:1], 40),
-            (store, faces[40:50], 9),  # before each face, what the face before it founded
-            (other, faces[50:60], 10 + 9),
-            (store, faces[60:70], 1 + 10 + 9),
-        ):
-            opened.clear()
-            see(each, gallery, *seen)
-            assert sum(opened) == read
 
 
 def test_strangers_are_of_their_gallery(store: Store, gallery: Gallery) -> None:
