@@ -26,8 +26,8 @@ DIMENSION: Final = 8
 LANDMARKS: Final = ((1.0, 1.0), (3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (3.0, 3.0))
 
 
-def some(rng: np.random.Generator, count: int = 1) -> list[NewTemplate]:
-    drawn: Float = l2_normalize(rng.normal(size=(count, DIMENSION)).astype(np.float32))
+def some(rng: np.random.Generator, count: int = 1, dimension: int = DIMENSION) -> list[NewTemplate]:
+    drawn: Float = l2_normalize(rng.normal(size=(count, dimension)).astype(np.float32))
     crops = [Crop(rng.bytes(500), LANDMARKS) for _ in drawn]
     kinds = ("photo", {"score": 0.5}, 0.9)
     return [NewTemplate(rng.bytes(16).hex(), v, *kinds, crop) for v, crop in zip(drawn, crops, strict=True)]  # type: ignore[arg-type]

@@ -21,7 +21,6 @@ from models.vision.recognition import l2_normalize
 from service.core.errors import StorageError
 from service.domain.findings import HygieneFinding, HygieneReport
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectLabel
-from service.index.follower import Followers, in_process
 from service.security.sealing import Seal, new_key
 from service.settings import Settings
 from service.storage.audit.log import Entry, record_entries
@@ -30,19 +29,17 @@ from service.storage.repositories.read_cache import SubjectFaces, VersionedCache
 from service.storage.repositories.store import Store
 from service.storage.repositories.templates import TemplateStore
 from tests.databases import ON_BOTH, open_database
+from tests.faults.workers import Node
 from tests.packs import BUNDLED_DIMENSION
 from tests.postgres import DatabaseUrl
+from tests.service.storage.scene import DIMENSION, some
 
-DIMENSION = 16
 
-
-class Process:
+class Process(Node):
     """Objects of a server process, and the number of SQL statements it has run."""
 
     def __init__(self, url: str) -> None:
-        self.database = open_database(url)
-        self.store = Store(self.database)
-        self.followers = Followers(in_process(self.store))
+        super().__init__(url)
         self.statements = 0
         sa.event.listen(self.database.engine, "before_cursor_execute", self._count)
 
@@ -63,15 +60,6 @@ class Process:
         action()
         return self.statements - before
 
-    def close(self) -> None:
-        self.followers.close()
-        self.store.close()
-
-
-def some(rng: np.random.Generator, count: int = 1, dimension: int = DIMENSION) -> list[NewTemplate]:
-    vectors = l2_normalize(rng.normal(size=(count, dimension)))
-    return [NewTemplate(uuid.uuid4().hex, np.asarray(vector, np.float32), "embedding") for vector in vectors]
-
 
 def filled(store: Store, name: str, rng: np.random.Generator) -> list[NewTemplate]:
     gallery = store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings())
@@ -84,7 +72,7 @@ def filled(store: Store, name: str, rng: np.random.Generator) -> list[NewTemplat
 @ON_BOTH
 def test_where_nothing_was_written_a_search_reads_nothing(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     url = database_url()
-    with closing(Process(url)) as one, closing(Process(url)) as two:
+    with Process(url) as one, Process(url) as two:
         asked = 0 if url.startswith("sqlite") else 1  # PostgreSQL is asked for the gallery's version
         probe = filled(one.store, "g", rng)[0].vector
         filled(one.store, "other", rng)
@@ -119,8 +107,8 @@ def test_a_database_that_goes_back_is_another_one(tmp_path: Path, rng: np.random
     written after it."""
     url = f"sqlite:///{tmp_path / 'kith.db'}"
     with (
-        closing(Process(url)) as one,
-        closing(Process(url)) as two,
+        Process(url) as one,
+        Process(url) as two,
         closing(sqlite3.connect(tmp_path / "kith.db")) as file,
         closing(sqlite3.connect(tmp_path / "copy")) as copy,
     ):
@@ -142,7 +130,7 @@ def test_sqlite_is_a_file(path: str) -> None:
 
 
 def test_the_services_own_audit_lines_empty_no_cache(tmp_path: Path, rng: np.random.Generator) -> None:
-    with closing(Process(f"sqlite:///{tmp_path / 'kith.db'}")) as one:
+    with Process(f"sqlite:///{tmp_path / 'kith.db'}") as one:
         probe, keys = filled(one.store, "g", rng)[0].vector, KeyStore(one.database)
         url, line = one.database.engine.url.render_as_string(), Entry("identified", None)
         found, _ = one.search("g", probe), keys.ring()
@@ -156,7 +144,7 @@ def test_the_services_own_audit_lines_empty_no_cache(tmp_path: Path, rng: np.ran
         for _ in range(3):
             record_entries(one.database, [line])
             assert keys.cached_ring() is not None and one.statements_of(lambda: one.search("g", probe)) == 0
-        with closing(Process(url)) as two:
+        with Process(url) as two:
             # Each change of another process is noticed, also one between two audit lines, or right after one.
             two.store.subjects.put(two.store.galleries.get("g"), "s0", "Ada", {}, [])
             record_entries(one.database, [line])
@@ -186,7 +174,7 @@ def test_verifications_read_a_subject_only_after_a_write(
         assert answer.similarity is not None
         return answer.similarity
 
-    with closing(Process(settings.sql_url)) as other:
+    with Process(settings.sql_url) as other:
         store, stored = other.store, NewTemplate(uuid.uuid4().hex, bob, "embedding")
         for _ in range(9):
             assert similarity(ada) == pytest.approx(1, abs=1e-3)
