@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,13 +21,19 @@ from tests.service.index.test_gallery import brute_force
 class Node:
     """Components of a server process: a database, and an engine for its indexes."""
 
-    def __init__(self, url: str, milvus: Milvus | None) -> None:
-        database = open_database(url)
+    def __init__(self, url: str, milvus: Milvus | None = None) -> None:
+        self.database = open_database(url)
         self.url = url
-        self.store = Store(database)
-        self.shared = SharedIndexes(database)
+        self.store = Store(self.database)
+        self.shared = SharedIndexes(self.database)
         self.engine = None if milvus is None else MilvusEngine(milvus, self.shared)
         self.followers = Followers(in_process(self.store) if self.engine is None else self.engine.follower)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def follower(self, gallery: str = "g") -> Follower:
         return self.followers.catch_up_blocking(self.store.galleries.get(gallery))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection as Pipe
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -29,17 +29,7 @@ DIMENSION = 4096
 
 
 class Node(nodes.Node):
-    """A store, and indexes that follow it."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url, None)
-        self.database = self.store.database
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    """Node whose writes read the gallery first."""
 
     def enroll(self, gallery: str, subject: str, new: list[NewTemplate]) -> None:
         self.store.templates.enroll(self.store.galleries.get(gallery), subject, new, None)

@@ -84,7 +84,6 @@ READ_ONLY_STATES: Final = ("25006", "42501")
 """PostgreSQL's read_only_sql_transaction and insufficient_privilege."""
 LOCKING_ERRORS: Final = frozenset({15, 2058, 2314, 3594, 3850, 4618, 5130, 5386})
 """SQLITE_PROTOCOL, and SQLITE_IOERR of UNLOCK, RDLOCK, CHECKRESERVEDLOCK, LOCK, SHMOPEN, SHMLOCK and SHMMAP."""
-OPEN_BUSY_REMEDY: Final = "Another process writes to the database. Wait until it ends, then start again."
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 DATABASE_FAILURES: Final = (DBAPIError, PendingRollbackError, sa.exc.TimeoutError)
 """Rejected statement, broken connection or exhausted connection pool."""
@@ -134,9 +133,7 @@ def _prepared_engine(url: str, vault: Vault) -> Engine:
         raise StorageError("PostgreSQL needs a driver: pip install '.[postgres]' in a clone of Kith") from error
     except SQLAlchemyError as error:
         failure = storage_error("the database cannot be opened", error)
-        if type(failure) is StorageBusyError:
-            failure.remedy = OPEN_BUSY_REMEDY
-        elif type(failure) is StorageError and failure.remedy == StorageError("").remedy:
+        if type(failure) is StorageError and failure.remedy == StorageError("").remedy:
             failure.remedy = OPEN_REMEDY
         raise failure from error
     except OSError as error:

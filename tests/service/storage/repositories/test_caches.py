@@ -29,7 +29,7 @@ from service.storage.repositories.read_cache import SubjectFaces, VersionedCache
 from service.storage.repositories.store import Store
 from service.storage.repositories.templates import TemplateStore
 from tests.databases import ON_BOTH, open_database
-from tests.faults.workers import Node
+from tests.nodes import Node
 from tests.packs import BUNDLED_DIMENSION
 from tests.postgres import DatabaseUrl
 from tests.service.storage.scene import DIMENSION, some
