@@ -251,6 +251,8 @@ def test_a_subject_has_the_first_fields_that_the_file_gives(place: Place, rng: n
         found = place.store.subjects.get(place.gallery, subject)
         assert (found.name, found.metadata, found.tags) == ("Ada", {"room": 1}, ["x"])
         assert (found.created_at.year, found.updated_at.year) == (2001, 2002)
+    of_many = ["tags" in item for item in place.contents() if item["subject"] == "many"]  # in two blocks of an export
+    assert of_many == [True] + [False] * 8190
     # An item with an invalid name is refused as a whole. A subject that exists keeps its fields.
     place.take(line("b", vector(rng), name=7, tags=["y"]) + line("b", vector(rng), name="Bob"))
     place.take(line("b", vector(rng), name="Other", metadata={"room": 2}, tags=["z"]))
