@@ -26,7 +26,8 @@ MAX_BLOCK_CELLS = 1 << 24
 
 @dataclass(frozen=True)
 class FoldAccuracy:
-    """LFW's protocol: mean and standard deviation over folds, each at the threshold of the other folds."""
+    """LFW's protocol: mean and standard deviation over folds, each at the threshold of the other folds; one fold, at
+    its own."""
 
     mean: float
     std: float
@@ -49,7 +50,8 @@ def fold_accuracy(similarities: Floats, same: NDArray[np.bool_], folds: NDArray[
     scores = []
     for fold in np.unique(folds):
         own = folds == fold
-        threshold = best_threshold(similarities[~own], same[~own])
+        others = own if own.all() else ~own
+        threshold = best_threshold(similarities[others], same[others])
         scores.append(float(((similarities[own] >= threshold) == same[own]).mean()))
     return FoldAccuracy(float(np.mean(scores)), float(np.std(scores)), tuple(scores))
 

@@ -93,7 +93,6 @@ class HeldOut:
         parts = {"held-out people": split.people, "held-out photos": split.photos}
         self._parts = {title: _limited(part) for title, part in parts.items() if part is not None}
         self._crops: dict[str, NDArray[np.uint8]] = {}
-        self._said: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -102,15 +101,13 @@ class HeldOut:
         """Measure a network on both parts. Log once which rates a part is too small for."""
         measured = []
         for title, part in self._parts.items():
-            if title not in self._crops:
+            if first := title not in self._crops:
                 self._crops[title] = np.array(part.crops_NHWC[np.arange(len(part))])
             vectors = embed_crops(embed, self._crops[title], flip)
             measured.append(MeasuredPeople(title, part, evaluate_people(vectors, part.labels, intervals)))
-            if title not in self._said:
-                self._said.add(title)
-                if distributed.rank() == 0:
-                    for reason in measured[-1].result.too_small:
-                        log.info("%s: too small: %s", title, reason)
+            if first and distributed.rank() == 0:
+                for reason in measured[-1].result.too_small:
+                    log.info("%s: too small: %s", title, reason)
         return measured
 
 

@@ -55,6 +55,8 @@ def test_each_fold_uses_the_threshold_of_the_others(pairs: Pairs) -> None:
         assert result.folds[fold] == pytest.approx(np.mean(right))
     assert result.mean == pytest.approx(np.mean(result.folds))
     assert result.std == pytest.approx(np.std(result.folds))
+    alone = fold_accuracy(similarities, same, 0 * folds)
+    assert alone.folds == (((similarities >= best_threshold(similarities, same)) == same).mean(),)
 
 
 @pytest.mark.parametrize("far", [0.001, 0.01, 0.1, 1.0])
