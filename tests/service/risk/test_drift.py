@@ -88,6 +88,8 @@ def test_lower_similarities_are_a_drift_and_higher_ones_are_not(calibration: Cal
     assert lower.state == "drifted"
     assert lower.mated_similarity is not None
     assert lower.mated_similarity.observed < lower.mated_similarity.expected - 0.03
+    usual = calibration.genuine_at_or_above(THRESHOLD)
+    assert usual is not None and lower.mated_similarity.expected == pytest.approx(usual.mean)
     assert "calibrate" in lower.detail
     higher = Watch(calibration)
     higher.add(decided(rng, 2 * WINDOW, shift=0.1))
@@ -136,6 +138,7 @@ def test_a_deleted_gallery_takes_its_series_with_it(calibration: Calibration) ->
     lines = telemetry.text().decode().splitlines()
     assert 'kith_identify_total{gallery="guests",outcome="no_face"} 0.0' in lines
     assert len({line.rpartition(" ")[0] for line in lines}) == len(lines)
+    assert watches.of(3, "guests", "f") is not watches.of(3, "guests", "another recognizer")
 
 
 def test_stats_and_metrics_of_a_real_service(
