@@ -84,16 +84,11 @@ class AlbumRisk:
 
     @classmethod
     def of(cls, vectors: Float, photos: Ints, neighbors: Neighbors, pack: Calibration) -> AlbumRisk:
-        """Fit the risk of (n, d) unit vectors of faces in (n,) photos.
+        """Fit the risk of (n, d) unit vectors of faces in (n,) photos, at least MIN_FACES.
 
         The pack gives the prior of the curve. The album gives the pairs within photos, of different people, and the
         pairs across photos, each with the probability that it shows different people.
-
-        Raises:
-            ValueError: there are fewer than MIN_FACES faces.
         """
-        if len(vectors) < MIN_FACES:
-            raise ValueError(f"an album needs at least {MIN_FACES} faces")
         same_picture = pack.threshold_at_fnmr(SAME_PICTURE_FNMR)
         within = _similarities_within(vectors, photos)
         known = histogram(within[within < same_picture])
@@ -106,15 +101,10 @@ class AlbumRisk:
         return cls(curve, int(known.sum()), share, above, pairs, same_picture, ratios)
 
     def threshold(self, risk: float) -> float:
-        """Return the smallest similarity from which at most a share ``risk`` of pairs is two people.
+        """Return the smallest similarity from which at most a share ``risk``, in (0, 1), of pairs is two people.
 
         UNREACHABLE_SIMILARITY if no pair is similar enough.
-
-        Raises:
-            ValueError: ``risk`` is not in (0, 1).
         """
-        if not 0 < risk < 1:
-            raise ValueError(f"a risk must be in (0, 1), not {risk}")
         wrong = self.curve.rates * (self.pairs * (1 - self.repeated_share))
         fitting = np.flatnonzero((self.above > 0) & (wrong <= risk * self.above))
         return float(EDGES[fitting[0]]) if len(fitting) else UNREACHABLE_SIMILARITY

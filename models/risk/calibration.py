@@ -117,15 +117,10 @@ class FmrCurve:
         return Rate(_at(self._logs, t), t > self.last_counted, _at(self._low_logs, t), _at(self._high_logs, t))
 
     def threshold_at_fmr(self, rate: float) -> Threshold:
-        """Return the smallest similarity with an FMR of at most ``rate``.
+        """Return the smallest similarity with an FMR of at most ``rate``, in (0, 1].
 
         The result is UNREACHABLE_SIMILARITY if the FMR of identical vectors already exceeds ``rate``.
-
-        Raises:
-            ValueError: ``rate`` is not in (0, 1].
         """
-        if not 0 < rate <= 1:
-            raise ValueError(f"a false match rate must be in (0, 1], not {rate}")
         return self._thresholds(rate)
 
     def _threshold_at_fmr(self, rate: float) -> Threshold:
@@ -234,13 +229,7 @@ class Calibration:
         return GenuineMoments(mean, float(np.average((centers - mean) ** 2, weights=counts)) ** 0.5)
 
     def threshold_at_fnmr(self, rate: float) -> float:
-        """Return the largest similarity with an FNMR of at most ``rate``.
-
-        Raises:
-            ValueError: ``rate`` is not in (0, 1).
-        """
-        if not 0 < rate < 1:
-            raise ValueError(f"a false non-match rate must be in (0, 1), not {rate}")
+        """Return the largest similarity with an FNMR of at most ``rate``, in (0, 1)."""
         return _bisect(lambda t: self.fnmr(t) <= rate)[0]
 
     def equal_error_threshold(self) -> float:
@@ -300,13 +289,7 @@ def fpir_from_fmr(fmr: float, subjects: int) -> float:
 
 
 def fmr_for_fpir(fpir: float, subjects: int) -> float:
-    """Return 1 - (1 - FPIR)^(1/N), the FMR that gives this FPIR over N independent comparisons.
-
-    Raises:
-        ValueError: ``fpir`` is not in (0, 1).
-    """
-    if not 0 < fpir < 1:
-        raise ValueError(f"a false positive identification rate must be in (0, 1), not {fpir}")
+    """Return 1 - (1 - FPIR)^(1/N), the FMR that gives this FPIR, in (0, 1), over N independent comparisons."""
     return -math.expm1(math.log1p(-fpir) / max(1, subjects))
 
 

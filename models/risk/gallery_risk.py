@@ -57,14 +57,9 @@ class GalleryRisk:
     Args:
         evidence: impostor pairs of the gallery, with at least two probes.
         pack: calibration of the pack; None uses the gallery alone.
-
-    Raises:
-        ValueError: the evidence has fewer than two probes or no pairs.
     """
 
     def __init__(self, evidence: ImpostorEvidence, pack: Calibration | None) -> None:
-        if evidence.probes < 2 or not evidence.pairs.sum():
-            raise ValueError("a gallery risk needs at least two subjects")
         self.evidence = evidence
         self.pack = pack
         usual = _own_curve(evidence) if pack is None else pack.curve

@@ -51,9 +51,6 @@ class PairOdds:
             evidence: each sampled subject compared with all others.
             same: (k,) similarities between two halves of the templates of subjects. The pack's same-person pairs count
                 as PACK_PEOPLE more.
-
-        Raises:
-            ValueError: the evidence has fewer than two subjects.
         """
         risk = GalleryRisk(evidence, pack)
         weights = histogram(same) + pack.genuine * (PACK_PEOPLE / pack.genuine_pairs)

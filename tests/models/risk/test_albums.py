@@ -75,8 +75,6 @@ def test_a_smaller_risk_needs_a_higher_similarity(pack: Calibration) -> None:
     thresholds = [album.threshold(risk) for risk in (0.5, 0.1, 0.01, 1e-3, 1e-6)]
     assert thresholds == sorted(thresholds)
     assert thresholds[0] < thresholds[-1]
-    with pytest.raises(ValueError, match="in \\(0, 1\\)"):
-        album.threshold(0.0)
 
 
 def test_the_estimated_share_of_repeated_people_is_right(pack: Calibration) -> None:
@@ -167,8 +165,6 @@ def test_tiny_albums_have_a_risk() -> None:
     in_one_photo = AlbumRisk.of(vectors, np.zeros(2, np.int64), nearest(vectors), calibration)
     assert (in_one_photo.pairs, in_one_photo.known_pairs) == (0, 1)
     assert in_one_photo.threshold(0.01) == UNREACHABLE_SIMILARITY
-    with pytest.raises(ValueError, match="at least 2 faces"):
-        AlbumRisk.of(vectors[:1], np.arange(1), nearest(vectors[:1]), calibration)
 
 
 @given(st.integers(1, 8), st.integers(0, 10))
