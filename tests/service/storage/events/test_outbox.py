@@ -17,12 +17,14 @@ from service.core.actor import Threads
 from service.core.errors import StorageError
 from service.domain.events import GIVE_UP_AFTER, Event, EventFilter, Position
 from service.domain.gallery import Gallery, GallerySettings, Item, NewTemplate
+from service.operations.housekeeping import Housekeeping
 from service.operations.progress import Progress
 from service.storage.audit.log import record_entries
 from service.storage.db.engine import Database
 from service.storage.db.tables import events, leases, receivers
 from service.storage.events.log import PAGE, EventLog, StoredEvent
 from service.storage.events.outbox import XID, Place, Webhook, publish
+from service.storage.privacy.retention import Retention
 from service.storage.repositories import erasures
 from service.storage.repositories import receivers as receiver_repository
 from service.storage.repositories import webhooks as webhook_repository
@@ -262,7 +264,7 @@ def test_a_bounded_number_stays_stored_for_a_bounded_time(
     monkeypatch.setattr(receiver_repository, "MAX_KEPT", 3)
     store = ReceiverStore(database)
     report(database, *(decision(number) for number in range(9)))
-    store.sweep(datetime.now(UTC))
+    Housekeeping(Store(database), Retention(database)).look()  # sweeps
     assert read_all(log) == [6, 7, 8]
     _, floor, _ = store.built_in("stream")
     assert len(read_all(log, floor.position)) == 3  # streams behind it learn that they missed events
