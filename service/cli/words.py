@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CONTROL_PATTERN: Final = re.compile(f"[{CONTROL_CHARACTERS}]")
 MIN_ODDS: Final = 1e-9
 MIN_PERCENTAGE_ODDS: Final = 0.1
-OUTCOME_WORDS: Final = {"rejected_quality": "too poor to tell", "rejected_liveness": "not accepted as a live person"}
+OUTCOME_WORDS: Final = {"rejected_quality": "not usable", "rejected_liveness": "not accepted as a live person"}
 REASON_WORDS: Final = {
     "eye_distance_px": "too small",
     "sharpness": "blurred",
