@@ -92,9 +92,14 @@ def test_all_rows_are_restored_in_either_database(
             assert new > highest + 1  # the deleted template's key is not reused
             restore(target, file, replace=True)  # keys are shifted, and what refers to them
             with target.read() as connection:
+                lowest = [
+                    connection.execute(sa.select(sa.func.min(t.c.pk))).scalar_one() for t in (templates, galleries)
+                ]
                 receipts = connection.execute(sa.select(erasures.c.pk)).scalars().all()
                 begun = connection.execute(sa.select(jobs.c.erased).where(jobs.c.erased > 0)).scalars().all()
             assert begun and {*begun} <= {*receipts}
+            # No index has them, not even one of another database for galleries.
+            assert lowest[0] > new and lowest[1] > 1_700_000_000
 
 
 def test_a_restore_that_fails_changes_nothing(database: Database, tmp_path: Path, rng: np.random.Generator) -> None:
