@@ -249,28 +249,6 @@ def test_commands_report_violations_with_an_exit_status(tmp_path: Path, monkeypa
     assert told == {"pruned": 7, "lines": 4, "faults": [{"kind": "missing", "first": 9, "last": 10}]}
 
 
-def test_lines_are_filtered_by_content(database: Database) -> None:
-    gallery = gallery_with_lines(database)
-    whose = gallery.seal.pseudonym("subject", "bob")
-    late, about = datetime.now(UTC), (gallery.pk, "g")
-    entries = [
-        Entry("searched", about, whose, actor=Actor("key:a", "r1")),
-        Entry("searched", about, details={"subjects": ["0" * 32, whose]}, actor=Actor("key:b")),
-        Entry("access_refused", actor=Actor("key:b")),
-    ]
-    record_entries(database, entries)
-    for chosen, events in (
-        (AuditFilter(gallery_pk=gallery.pk, event="searched"), ["searched"] * 2),
-        (AuditFilter(actor="key:b"), ["access_refused", "searched"]),
-        (AuditFilter(subject=whose), ["searched"] * 2),
-        (AuditFilter(since=late), ["access_refused", "searched", "searched"]),
-        (AuditFilter(gallery_pk=gallery.pk, until=late), ["event"] * (LINES - 1) + ["gallery_created"]),
-        (AuditFilter(gallery="g", event="gallery_created"), ["gallery_created"]),
-    ):
-        assert [listed.event for listed in listed_lines(database, chosen, None, 100)] == events
-    assert listed_lines(database, AuditFilter(actor="key:a"), None, 1)[0].request_id == "r1"
-
-
 # The writer
 
 ONE = [{"outcome": "identified", "subject": "ada"}]
