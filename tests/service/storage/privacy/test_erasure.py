@@ -15,7 +15,6 @@ from service.core.errors import GalleryNotFoundError, SubjectErasedError
 from service.domain.gallery import (
     Gallery,
     IdempotentResponse,
-    Item,
     SubjectFilter,
 )
 from service.storage.audit.log import AuditFilter, listed_lines
@@ -34,7 +33,6 @@ from service.storage.db.triggers import SQLITE
 from service.storage.privacy.backup import back_up, restore
 from service.storage.repositories import erasures as erasures_module
 from service.storage.repositories import jobs as jobs_module
-from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.jobs import ItemOutcome, JobStore
 from service.storage.repositories.store import Store
@@ -167,9 +165,6 @@ def test_an_earlier_job_cannot_restore_a_subject_or_a_template(database: Databas
     assert jobs.job(job.id).progress.counts == {"subject_erased": 2, "no_face": 1, "enrolled": 1}
     assert one.id not in {t.id for t in store.templates.list_page(now, "bob")}
     assert store.galleries.get("g").subjects == 1
-    # A later request may enroll them again.
-    store.templates.enroll(store.galleries.get("g"), "ada", some(rng), None)
-    assert BulkStore(database).add(store.galleries.get("g"), [Item("bob", one)], {}).enrolled == [0]
 
 
 @ON_BOTH

@@ -31,14 +31,13 @@ from service.settings import load_settings
 from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
-from service.storage.db.tables import data_keys, idempotency, subjects, templates, vectors
+from service.storage.db.tables import idempotency, subjects, templates, vectors
 from service.storage.privacy import retention as retention_module
 from service.storage.privacy.retention import Retention
 from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.store import Store
 from tests.conftest import is_eventually
 from tests.databases import ON_BOTH, ON_POSTGRESQL, open_database
-from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
 from tests.service.storage.scene import made, some
 
@@ -108,29 +107,6 @@ def test_due_templates_and_then_empty_subjects_are_erased(
     assert ErasureStore(database).list_page(now) == []  # no receipts: these subjects may be enrolled again
     assert Retention(database).sweep(NOW).galleries == []
     store.templates.enroll(gallery, "old", some(rng), None)
-
-
-def test_a_damaged_key_does_not_stop_other_galleries(
-    database_url: DatabaseUrl, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
-) -> None:
-    database, told, clock = open_database(url := database_url()), list[str](), Clocks()
-    for name in "abc":
-        crowd(database, rng, 1, 31, name)
-    own = data_keys.c.gallery_pk == Store(database).galleries.get("b").pk
-    with database.engine.begin() as connection:
-        kept = connection.execute(sa.select(data_keys.c.wrapped).where(own)).scalar_one()
-        connection.execute(data_keys.update().where(own).values(wrapped=bytes(len(kept))))
-    database.close()
-    with closing(open_database(url)) as database:
-        house = keeping(database, clock, lambda g: told.append(g.name))
-        house.look()
-        assert told == ["a", "c"]
-        assert "retention of the gallery" in caplog.text
-        with database.engine.begin() as connection:
-            connection.execute(data_keys.update().where(own).values(wrapped=kept))
-        clock.advance(SWEEP_INTERVAL)
-        house.look()
-        assert told == ["a", "c", "b"]
 
 
 def test_what_changes_while_a_sweep_selects_stays(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from contextlib import suppress
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +25,6 @@ from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
 from service.storage.db.tables import metadata
-from service.storage.privacy.retention import Retention
 from service.storage.privacy.subject_access import everything_about, everything_about_stranger
 from service.storage.repositories.store import Store
 from tests.databases import ON_BOTH, open_database
@@ -134,12 +132,6 @@ def test_nothing_is_left_of_an_erased_subject(database: Database, rng: np.random
     assert {**after, "at": 0, "audit": 0} == {**bobs, "at": 0, "audit": 0}
     with pytest.raises(SubjectNotFoundError):
         everything_about(database, gallery, "nobody")
-    # Retention leaves no receipt, and the audit.
-    gallery = store.galleries.update("g", lambda settings: replace(settings, retention_days=1))
-    Retention(database).sweep(datetime.now(UTC) + timedelta(days=2))
-    expired = everything_about(database, gallery, "bob")
-    assert (expired["subject"], [each["kind"] for each in expired["receipts"]]) == (None, ["template"])
-    assert "templates_enrolled" in [line["event"] for line in expired["audit"]]
 
 
 def names_of(database: Database, gallery: Gallery, own: list[NewTemplate]) -> tuple[dict[str, set[int]], list[str]]:
@@ -212,6 +204,3 @@ def test_over_http_and_from_the_terminal(kith: Kith, gallery: str, server: str, 
     document = json.loads(file.read_text())
     assert np.allclose(document["subject"]["templates"][0]["vectors"][0]["vector"], axis, atol=1e-5)
     assert file.stat().st_mode & 0o077 == 0
-    receipt = json.loads(run("subject", "erase", "ada", "--yes", "--json"))
-    assert receipt["removed"] == {"subjects": 1, "templates": 1}
-    assert receipt["id"] in run("erasures", "list")
