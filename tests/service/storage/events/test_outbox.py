@@ -205,10 +205,10 @@ def report(database: Database, *new: Event, name: str = "g") -> None:
     record_entries(database, [], [(Store(database).galleries.get(name), new)])
 
 
-def read_all(log: EventLog, after: Position = BEGIN, **chosen: Any) -> list[int]:
+def read_all(log: EventLog, after: Position = BEGIN) -> list[int]:
     numbers, has_more = list[int](), True
     while has_more:
-        found, after, has_more = log.read(after, EventFilter(**chosen))
+        found, after, has_more = log.read(after, EventFilter())
         numbers += [event.document["data"]["number"] for event in found]
     return numbers
 
@@ -229,18 +229,6 @@ def test_events_are_read_in_order(database: Database, log: EventLog) -> None:
     first = log.read(BEGIN, EventFilter()).events[0]
     assert read_all(log, first.position) == list(range(1, count))
     assert first.document.keys() == {"type", "timestamp", "data"}
-
-
-def test_streams_have_the_filters_of_webhooks(database: Database, log: EventLog) -> None:
-    report(database, decision(1, outcome="identified"), decision(20), decision(3), Event("drift", {"number": 5}))
-    chosen: dict[str, Any]
-    for chosen, numbers in (
-        ({"galleries": frozenset({"other"})}, []),
-        ({"types": frozenset({"drift"})}, [5]),
-        ({"outcomes": frozenset({"identified"})}, [1, 5]),
-        ({"types": frozenset({"decision"}), "min_risk": 0.02}, [20]),
-    ):
-        assert read_all(log, **chosen) == numbers
 
 
 @ON_POSTGRESQL
