@@ -76,7 +76,7 @@ def test_findings_come_in_pages_of_one_report(
 
 def test_subjects_are_listed_by_their_metadata_and_name(server: str, kith: Kith, gallery: str) -> None:
     kith.put_subject(gallery, "ada", "José Ñandú", {"floor": 1, "team: b": "engine=1"}, ["night"])
-    kith.put_subject(gallery, "bob", "Josephine Große", {"floor": 1.0})
+    kith.put_subject(gallery, "bob", "Josephine Große", {"floor": 1.0, "desk": {"x": 1, "y": [2.0]}})
     kith.put_subject(gallery, "eve", metadata={"floor": "1"}, tags=["night"])
 
     def found(*tags: str, **options: Any) -> list[str]:
@@ -87,6 +87,7 @@ def test_subjects_are_listed_by_their_metadata_and_name(server: str, kith: Kith,
     assert found("night", metadata={"floor": 1}) == found("night", q="jos") == ["ada"]
     assert found(metadata={"floor": 1, "team: b": "engine=1"}) == found(q="ñandu JOS") == ["ada"]
     assert found(metadata={}) == ["ada", "bob", "eve"]
+    assert found(metadata={"desk": {"y": [2], "x": 1.0}}) == ["bob"] and found(metadata={"floor": True}) == []
     path = f"{server}/v1/galleries/{gallery}/subjects"
     page = httpx.get(path, params={"metadata": '{"floor": 1}', "limit": 1}).json()
     after = httpx.get(path, params={"metadata": '{"floor": 1}', "cursor": page["next"]}).json()

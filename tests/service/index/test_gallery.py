@@ -18,8 +18,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from models.runtime.network import Float
-from service.core.errors import GalleryExistsError, GalleryNotFoundError, StorageError
-from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
+from service.core.errors import StorageError
+from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.storage.db import engine
 from service.storage.db.tables import metadata
 from service.storage.repositories.store import Store
@@ -140,45 +140,9 @@ def of_some_quality(vector: Float, rng: np.random.Generator) -> NewTemplate:
     return NewTemplate(uuid.uuid4().hex, vector, "photo", {"score": round(float(rng.random()), 3)})
 
 
-def test_names_are_unique_and_nothing_is_left_of_a_deleted_gallery(store: Store, gallery: Gallery) -> None:
-    with pytest.raises(GalleryExistsError):
-        store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-    store.galleries.delete("g")
-    with pytest.raises(GalleryNotFoundError):
-        store.galleries.get("g")
-    with pytest.raises(GalleryNotFoundError):
-        store.templates.enroll(gallery, "a", [template(np.eye(1, DIMENSION, dtype=np.float32)[0])], None)
-    assert store.changes.count_lags({gallery.pk: 0}, 99) == {gallery.pk: 0}
-    assert store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings()).pk != gallery.pk  # keys never return
-
-
 def test_a_database_that_cannot_be_opened_or_is_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match=r"unable to open|cannot be"):
         open_database(f"sqlite:///{tmp_path / 'file' / 'kith.db'}")
     with pytest.raises(StorageError, match="sqlite or postgresql"):
         open_database("mysql://localhost/kith")
-
-
-@ON_BOTH
-def test_counts_and_filters_follow_every_change(store: Store, gallery: Gallery) -> None:
-    def bearing(tags: tuple[str, ...] = (), **facts: object) -> set[str]:
-        chosen = SubjectFilter(tags, tuple(facts.items()))
-        keys = store.subjects.matching_pks(gallery, chosen)
-        assert [s.pk for s in store.subjects.list_page(gallery, None, 10, chosen)] == keys.tolist()
-        return {subject.id for subject in store.subjects.by_pk(gallery, keys.tolist()).values()}
-
-    store.subjects.put(gallery, "a", "Ada", {"floor": 1}, ["night"])
-    store.subjects.put(gallery, "b", None, {"floor": 1.0, "desk": {"x": 1, "y": [2.0]}}, ["day", "night"])
-    store.templates.enroll(gallery, "c", [template(v) for v in np.eye(3, DIMENSION, dtype=np.float32)], None)
-    found = store.galleries.get("g")
-    assert (found.subjects, found.templates) == (3, 3)
-    assert bearing(("night",)) == {"a", "b"} == bearing(floor=1)
-    assert bearing(("night", "day")) == {"b"} == bearing(desk={"y": [2], "x": 1.0})
-    assert bearing(floor=True) == bearing(floor="1") == bearing(("noon",)) == set()
-    store.subjects.patch(gallery, "a", {"tags": []})
-    store.subjects.delete(gallery, "b")
-    assert bearing(("night",)) == set() and bearing(floor=1) == {"a"}
-    store.templates.delete(gallery, "c", store.templates.list_page(gallery, "c")[0].id)
-    found = store.galleries.get("g")
-    assert (found.subjects, found.templates) == (2, 2)
