@@ -6,12 +6,10 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 
 from service.core.errors import StorageBusyError, StorageError
 from service.domain.gallery import Gallery, GallerySettings, LogTrimmedError, NewTemplate
@@ -21,17 +19,6 @@ from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.faults.workers import Node
 from tests.postgres import DatabaseUrl, Postgres
-
-
-def test_a_writer_that_waited_too_long_on_sqlite(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'kith.db'}"
-    with closing(Store(open_database(url))) as store, closing(open_database(url)) as other:
-        # The service's connections wait ten seconds for a lock; here, a hundredth of a second.
-        engine = store.database.engine
-        sa.event.listen(engine, "engine_connect", lambda each: each.connection.execute("PRAGMA busy_timeout=10"))
-        with other.engine.execution_options(write=True).begin(), pytest.raises(StorageBusyError, match="locked"):
-            store.galleries.create("g", "f" * 32, 8, GallerySettings())
-        store.galleries.create("g", "f" * 32, 8, GallerySettings())
 
 
 def test_a_late_trim_does_not_lower_the_log_floor(database_url: DatabaseUrl, monkeypatch: pytest.MonkeyPatch) -> None:
