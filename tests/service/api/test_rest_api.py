@@ -144,9 +144,6 @@ def test_changes_keep_what_they_do_not_name(kith: Kith, gallery: str) -> None:
     assert kith.update_gallery(gallery, quality_gate={"min_sharpness": 5.0}).risk == {"fpir": 0.01}
     gate = kith.gallery(gallery).quality_gate
     assert (gate.min_sharpness, gate.min_eye_distance_px) == (5.0, 40)
-    kith.put_subject(gallery, "渡辺", metadata={"floor": 1}, tags=["a"])
-    now = kith.update_subject(gallery, "渡辺", name="N")
-    assert (now.name, now.tags, now.metadata) == ("N", ["a"], {"floor": 1})
 
 
 def test_head_answers_as_get_without_a_body(server: str) -> None:

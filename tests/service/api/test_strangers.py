@@ -108,13 +108,6 @@ def test_a_photo_that_is_not_upright_founds_nobody(kith: Kith, door: str, receiv
     assert event["data"].keys() == {"gallery", "id", "first_seen", "last_seen", "seen_count"}
 
 
-def test_a_key_that_may_only_identify_remembers(kith: Kith, door: str, guarded: Guarded, astronaut: Photo) -> None:
-    with Kith(guarded.url, guarded.token("identify", galleries=[door])) as camera:
-        stranger = seen(camera, astronaut).id
-    (line,) = kith.audit(door, event="stranger_remembered")
-    assert line.actor != "anonymous" and line.details == {"stranger": stranger}
-
-
 def test_the_search_is_answered_if_nothing_can_be_written(
     kith: Kith, door: str, guarded: Guarded, astronaut: Photo
 ) -> None:

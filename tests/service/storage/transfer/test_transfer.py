@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +36,6 @@ from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, 
 from service.domain.gallery_items import FileRow
 from service.operations.transfers import MAX_EXPORTS, THREADS
 from service.settings import Settings
-from service.storage.privacy.retention import Retention
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.store import Store
 from service.storage.transfer import ndjson
@@ -179,9 +178,6 @@ def test_future_times_become_now(place: Place, rng: np.random.Generator) -> None
     for name in times:
         assert before <= datetime.fromisoformat(stored["late"][name]) <= datetime.now(UTC)
         assert datetime.fromisoformat(stored["early"][name]) == datetime.fromisoformat(early)
-    place.store.galleries.update("g", lambda current: replace(current, retention_days=30))
-    swept = Retention(place.database).sweep(datetime.now(UTC) + timedelta(days=31))
-    assert swept.removed == {"templates": 2, "subjects": 2}
 
 
 @ON_BOTH
