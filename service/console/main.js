@@ -1,10 +1,10 @@
-// The shell: routing, navigation, API key and color theme.
+// The shell: routing, navigation and API key.
 
 import { EVENTS, KEY, call, key, setKey } from "./api.js";
 import { ask, closeDialogs, dialog } from "./dialogs.js";
 import { fill, h, icon } from "./dom.js";
 import { clearDesk } from "./photo.js";
-import { THEME, isDark, read, storageName, write } from "./store.js";
+import { storageName } from "./store.js";
 import { field, ticked } from "./forms.js";
 import { button, heading, linkButton, notice, problemBox } from "./ui.js";
 import * as album from "./pages/album.js";
@@ -163,14 +163,6 @@ function askForKey(problem) {
   box.classList.add("key", "stays");
 }
 
-function toggleTheme() {
-  const theme = isDark() ? "light" : "dark";
-  document.documentElement.dataset.theme = theme;
-  write("localStorage", THEME, theme);
-}
-
-const theme = read("localStorage", THEME);
-if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 const place = ([path, name, picture]) =>
   h("a", { href: `#${path}`, dataset: { path } }, [icon(picture), h("span", name)]);
 fill(document.querySelector(".places"), PLACES.map(place));
@@ -179,7 +171,6 @@ fill(
   document.querySelector(".rail-foot"),
   linkButton("Settings", "#/settings/keys", { ...quiet, icon: "settings", dataset: { path: "/settings" } }),
   button("Your key", showKey, { ...quiet, icon: "key" }),
-  button("Light or dark", toggleTheme, { ...quiet, icon: "sun" }),
   linkButton("API reference", "docs", { ...quiet, icon: "docs" }),
 );
 EVENTS.addEventListener("refused", ({ problem }) => {

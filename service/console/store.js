@@ -20,14 +20,6 @@ export function read(kind, name) {
   }
 }
 
-export const THEME = "kith-theme";
-
-/** Whether the user chose dark colors, or else prefers them in the system. */
-export function isDark() {
-  const theme = read("localStorage", THEME);
-  return theme === null ? matchMedia("(prefers-color-scheme: dark)").matches : theme === "dark";
-}
-
 /** Store a value; null removes it. */
 export function write(kind, name, value) {
   held.delete(kind + name);
