@@ -105,8 +105,7 @@ function show(focus = true) {
   }
 }
 
-/** React to a new or removed key. A new key keeps unsaved input, and refused requests are repeated. Without a key all loaded
- * data is removed. */
+/** React to a new or removed key. A new key keeps a page with unsaved input. Without a key all loaded data is removed. */
 function rekeyed() {
   if (key() === null) {
     clearDesk();
@@ -153,6 +152,7 @@ function askForKey(problem) {
   const elements = [
     problem && key() && Object.assign(notice("warning", wrong, "error"), { role: "alert" }),
     h("p", "This service needs an API key. Ask its operator for one."),
+    problem && worked && h("p.hint", "The page keeps your input. Then repeat what was refused."),
     !problem && key() && h("p.hint", ["In use: ", h("code", keyName(key()))]),
     field("Key", input, "This tab keeps it until you close it."),
     ticked(remember, "Remember it on this computer"),

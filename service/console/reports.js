@@ -1,6 +1,6 @@
 // Shared parts of pages: headings with navigation, periodic refresh, and lists of refused items.
 
-import { EVENTS, galleryPage } from "./api.js";
+import { galleryPage } from "./api.js";
 import { each, fill, h, icon } from "./dom.js";
 import { button, heading, loading, problemBox } from "./ui.js";
 import { problem as inWords, refusal } from "./words.js";
@@ -131,7 +131,6 @@ export function watch(look, signal, place) {
   };
   const now = () => ((pause = MIN_PAUSE_MS), again());
   document.addEventListener("visibilitychange", now, { signal });
-  EVENTS.addEventListener("key", now, { signal });
   signal.addEventListener("abort", () => clearTimeout(timer));
   again();
   return Object.assign(now, { note });

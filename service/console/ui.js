@@ -1,6 +1,5 @@
 // Shared elements of all pages: headings, buttons, tables and messages.
 
-import { EVENTS } from "./api.js";
 import { each, fill, h, icon } from "./dom.js";
 import { mayPass, problem as inWords } from "./words.js";
 
@@ -132,13 +131,10 @@ export function stat(name, value, hint) {
   return h("div.stat", [h("dt", name), h("dd", value), hint && h("dd.hint", hint)]);
 }
 
-/** Show a message while `load` runs, then its result or error with a retry button. A load that failed with 401 or 403 is
- * repeated when the key changes. */
+/** Show a message while `load` runs, then its result or error with a retry button. */
 export function loading(load, text) {
   const place = h("div.loading", { tabindex: "-1" });
-  const renew = () => place.isConnected && attempt();
   const attempt = async () => {
-    EVENTS.removeEventListener("key", renew); // a manual retry replaces the retry after a key change
     const again = place.contains(document.activeElement); // the focused button is removed: keep the focus here
     fill(place, waiting(text));
     if (again) place.focus();
@@ -147,7 +143,6 @@ export function loading(load, text) {
     } catch (error) {
       if (error.name === "AbortError") return;
       fill(place, problemBox(error, mayPass(error) && attempt));
-      if (error.status === 401 || error.status === 403) EVENTS.addEventListener("key", renew, { once: true });
     }
   };
   attempt();

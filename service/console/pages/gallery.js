@@ -40,12 +40,12 @@ const DRIFT = { ok: "as expected", watch: "slightly changed", drifted: "drifted"
 function renewed(found, signal) {
   const place = fill(h("dl.stats.card"), figures(found));
   let first = true;
-  watch(async () => {
+  const { note } = watch(async () => {
     if (!first) fill(place, figures(await call("GET", galleryPath(found.name), { signal })));
     first = false;
     return false;
   }, signal);
-  return place;
+  return [note, place];
 }
 
 function figures(gallery) {
