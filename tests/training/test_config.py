@@ -10,7 +10,11 @@ import pytest
 
 from training.config import ConfigError, DataConfig, HeadConfig, LoopConfig, RunConfig, TermConfig, read_settings
 from training.losses import build_head, build_term
+from training.optimization.loop import learning_rate
 from training.recipes import PUBLISHED_LOSSES, RECIPES, compared, shipped_sets
+
+ARCFACE = HeadConfig("arcface", {"scale": 64.0, "margin": 0.5})
+COSFACE = HeadConfig("cosface", {"scale": 64.0, "margin": 0.4})
 
 
 @pytest.fixture
@@ -105,6 +109,27 @@ def test_a_file_has_the_settings_of_the_command_line(config: RunConfig, tmp_path
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"mine\.yaml"):
             read_settings(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "published"),
+    [
+        ("ms1mv3-r50", ARCFACE, ("iresnet50", 1024, 5e-4, 1.0, 0.0, 0.1)),
+        ("ms1mv3-r100", ARCFACE, ("iresnet100", 1024, 5e-4, 1.0, 0.0, 0.1)),
+        ("glint360k", COSFACE, ("iresnet100", 1024, 1e-4, 1.0, 0.0, 0.1)),
+        ("webface42m", COSFACE, ("iresnet100", 4096, 5e-4, 0.2, 0.05, 0.3)),
+    ],
+)
+def test_published_recipes_have_the_published_schedule(
+    tmp_path: Path, name: str, head: HeadConfig, published: tuple[str, int, float, float, float, float]
+) -> None:
+    made = RECIPES[name](tmp_path, tmp_path / "run", None)
+    loop, (*_, warmup, rate) = made.loop, published
+    found = (made.backbone.name, loop.batch_size, loop.weight_decay, loop.class_sampling, loop.warmup)
+    assert (made.head, found, loop.epochs, made.backbone.embedding_dim) == (head, published[:-1], 20, 512)
+    # The rate falls linearly to 0 after the warm-up.
+    rates = [learning_rate(step, 1000, loop) for step in (999, 525, round(1000 * warmup))]
+    assert rates == pytest.approx([rate * 1 / (1000 - 1000 * warmup), rate * 475 / (1000 - 1000 * warmup), rate])
 
 
 def test_sets_beside_a_record_file_are_validated(tmp_path: Path) -> None:
