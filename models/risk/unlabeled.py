@@ -31,8 +31,8 @@ from models.risk.normal_scale import fit_line, unknown_power
 LEVELS: Final = (0.5, 0.35, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002)
 FIRST_LEVELS: Final = 5
 """Number of levels before the share of repeated people is known."""
-MIN_LEVEL_OVER_SHARE: Final = 3.0
-"""Smallest level in units of the share of repeated people, so that they hardly move its quantile."""
+MIN_LEVEL_OVER_SHARE: Final = 1.0
+"""Smallest level in units of the share of repeated people, which are removed before but not exactly."""
 MIN_LEVEL_PAIRS: Final = 50
 MIXTURE_LEVEL: Final = 0.02
 """Share of different people above which the mixture is fitted."""
