@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import json
 import os
@@ -93,18 +92,6 @@ def test_ctrl_c_cancels_the_enrollment_of_an_archive(
     assert [job.state for job in kith.jobs(gallery)] == ["canceled"]
     lines = (run.folder / "report.ndjson").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["status"] for line in lines] == ["refused", *["done"] * report["enrolled_count"]]
-
-
-def test_a_missing_or_wrong_master_key_is_reported_before_serving(local: Program) -> None:
-    local("gallery", "create", "g")
-    local.environment["KITH_MASTER_KEY"] = base64.b64encode(bytes(32)).decode()
-    for environment in ({}, {"KITH_MASTER_KEY_FILE": str(local.folder / "absent.key")}):
-        local("gallery", "list", status=3, **environment)
-        assert len(local.stderr.splitlines()) < 5
-        assert "KITH_MASTER_KEY_FILE; docs/privacy.md" in local.stderr.replace("\n", " ")
-    # 'serve' changes the memory limits of its process.
-    _, errors = (served := local.start("serve", "--port", "0")).communicate(timeout=120)
-    assert (served.returncode, "docs/privacy.md" in errors, "Traceback" in errors) == (3, True, False)
 
 
 def test_serving_a_network_needs_an_api_key() -> None:

@@ -191,7 +191,7 @@ def opened(gallery: Gallery, sealed: bytes) -> bytes:
     return sealed
 
 
-def test_over_http_and_from_the_terminal(kith: Kith, gallery: str, server: str, tmp_path: Path) -> None:
+def test_the_command_writes_a_file_for_its_owner(kith: Kith, gallery: str, server: str, tmp_path: Path) -> None:
     axis, file = np.eye(kith.gallery(gallery).dimension)[0], tmp_path / "ada.json"
     kith.enroll(gallery, "ada", embeddings=[axis], allow_duplicate=True)
 
