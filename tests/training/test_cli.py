@@ -29,11 +29,6 @@ def call(*words: object) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "loop.epoch=1"),
-            r"unknown setting 'loop.epoch'. Did you mean loop.epochs\?",
-        ),
-        (("resume", "."), "train first"),
         (("evaluate", "."), "Name a benchmark"),
         (("run", "large", "--data", ".", "--output", "runs/x"), "unknown recipe 'large'. Recipes: few, few-labels"),
         (("compare", "softmaxx", "--data", ".", "--output", "runs"), "unknown loss softmaxx"),

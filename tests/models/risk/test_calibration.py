@@ -145,11 +145,6 @@ def test_intervals_have_their_nominal_coverage() -> None:
     assert 0.9 <= np.mean(held) <= 0.995
 
 
-def test_too_few_pairs_are_rejected() -> None:
-    with pytest.raises(ValueError, match="too few"):
-        calibrate(np.eye(8, dtype=np.float32), list("aabbccdd"), "test")
-
-
 @pytest.mark.parametrize("broken", [{}, {"histograms": {"impostor": [1], "genuine": [1]}, "tail": {}}])
 def test_a_malformed_calibration_is_rejected(broken: dict[str, object]) -> None:
     with pytest.raises(PackError, match="calibration"):

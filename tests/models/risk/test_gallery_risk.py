@@ -156,12 +156,6 @@ def test_nearly_orthogonal_vectors_keep_a_high_threshold(pack: Calibration) -> N
     assert all(np.isfinite([r.value, r.low, r.high]).all() for r in map(narrow.curve.fmr, np.linspace(-1, 1, 101)))
 
 
-def test_two_subjects_of_one_person_keep_the_threshold(pack: Calibration) -> None:
-    twice = people(np.random.default_rng(8), 1, 2, common=1.0)[0]
-    twin = GalleryRisk(evidence_of(l2_normalize(twice + 3 * twice[:1])), pack)
-    assert twin.curve.threshold_at_fmr(1e-3).score >= pack.threshold_at_fmr(1e-3).score - 0.1
-
-
 def test_people_unlike_the_calibration_are_noticed(pack: Calibration) -> None:
     usual, unlike = (people(np.random.default_rng(9), 200, common=common)[:, 0] for common in (1.0, 1.5))
     assert not GalleryRisk(evidence_of(usual), pack).is_unlike_pack()

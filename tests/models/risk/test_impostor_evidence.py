@@ -48,16 +48,6 @@ def test_a_nearer_runner_up_lowers_the_score(best: float, margin: float, rival: 
     assert near <= far + 1e-12
 
 
-def test_histograms_hold_the_adjusted_scores() -> None:
-    rng = np.random.default_rng(0)
-    similarities = np.clip(rng.normal(0.3, 0.15, (80, 30)), -0.99, 0.99)
-    evidence = searches(similarities)
-    assert evidence.rival == pytest.approx(np.median(similarities.max(1)))
-    adjusted = np.stack([sorted(search_scores(row.tolist(), evidence.rival), reverse=True) for row in similarities])
-    assert np.array_equal(evidence.best, histogram(adjusted[:, 0]))
-    assert np.array_equal(evidence.pairs, histogram(similarities))
-
-
 @given(st.integers(1, 20), st.floats(0, 1))
 def test_more_templates_raise_the_similarity_of_their_mean(templates: int, similarity: float) -> None:
     assert mean_growth(1, similarity) == 1

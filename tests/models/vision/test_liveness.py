@@ -20,7 +20,7 @@ from models.pack.manifest import LIVENESS_ALIGNMENT, MANIFEST_FILE
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import Alignment, align, similarity_transforms
 from models.vision.detection import Detector
-from models.vision.liveness import LivenessClassifier, LivenessResult, cut_crops, outside_shares
+from models.vision.liveness import LivenessClassifier, cut_crops, outside_shares
 from models.vision.specs import BoxCrops, LivenessSpec
 from tests.networks import warmth
 from tests.packs import judging_pack
@@ -100,14 +100,6 @@ def test_values_outside_0_to_1_are_rejected(spec: LivenessSpec) -> None:
     for network.value in (-0.1, 1.1, float("nan"), float("inf")):
         with pytest.raises(PackError, match=r"outside \[0, 1\]"):
             LivenessClassifier(network, spec).scores(np.zeros((2, 80, 80, 3), np.uint8))
-
-
-def test_verdicts_use_the_given_or_the_packs_threshold() -> None:
-    assert LivenessResult(0.8, 0.8).verdict() == "live"
-    assert LivenessResult(0.79, 0.8).verdict() == "not_live"
-    assert LivenessResult(0.79, 0.8).verdict(0.5) == "live"
-    assert LivenessResult(0.79, 0.8).verdict(0.0) == "live"
-    assert LivenessResult(None, 0.0).verdict(0.0) == "not_judged"
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,10 @@ def test_crops_of_another_size_are_served(engine: Engine, tmp_path: Path) -> Non
     spec = replace(
         recognition(color_network(tmp_path / "x.onnx", ["n", 3, 160, 160])), alignment=standard_alignment(160)
     )
-    assert Recognizer(opened(spec, engine), spec).embed(np.full((2, 160, 160, 3), 9, np.uint8)).shape == (2, 64)
+    recognizer = Recognizer(opened(spec, engine), spec)
+    assert recognizer.embed(np.full((2, 160, 160, 3), 9, np.uint8)).shape == (2, 64)
+    with pytest.raises(ValueError, match=r"\(n, 160, 160, 3\), not \(1, 112, 112, 3\)"):
+        recognizer.embed(np.zeros((1, 112, 112, 3), np.uint8))
 
 
 USABLE_DETECTORS: dict[str, Write] = {

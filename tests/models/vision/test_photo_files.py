@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePosixPath
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from models.vision.photo_files import (
     HEAD_BYTES,
@@ -18,10 +16,8 @@ from models.vision.photo_files import (
     printable_path,
     read_head,
 )
-from service.inference.images import ImageLimits
-from tests.service.inference.image_files import FORMATS, SMALL, decode, encode, heic
+from tests.service.inference.image_files import FORMATS, SMALL, encode, heic
 
-LIMITS = ImageLimits(1_000_000, 1_000_000)
 PHOTOS = {kind: encode(SMALL, kind) for kind in (*FORMATS, "MPO")} | {
     "HEIC": heic(SMALL),
     "progressive JPEG": encode(SMALL, "JPEG", progressive=True),
@@ -40,11 +36,10 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", PHOTOS)
-def test_every_format_that_is_decoded_is_recognized_without_a_suffix(kind: str) -> None:
+def test_every_format_is_recognized_without_a_suffix(kind: str) -> None:
     head = PHOTOS[kind][:HEAD_BYTES]
     assert photo_format(head) is not None
     assert is_photo(PurePosixPath("ada/IMG_1"), lambda: head)
-    assert decode(PHOTOS[kind], LIMITS).shape == (*np.asarray(SMALL).shape[:2], 3)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -102,11 +97,5 @@ def test_a_folder_is_listed_whole(tmp_path: Path) -> None:
     assert read_head(root / "ada" / "0.png") == encode(SMALL, "PNG")[:HEAD_BYTES]
 
 
-def test_a_path_that_is_not_utf_8_can_be_printed(tmp_path: Path) -> None:
-    folder = tmp_path / os.fsdecode(b"Ren\xe9")
-    folder.mkdir()
-    Image.new("RGB", (8, 8)).save(folder / "1.png")
-    (path,) = list_photos(tmp_path).photos
-    assert printable_path(path) == f"{tmp_path}/Ren\\xe9/1.png"
-    assert printable_path("Ren\ud800") == "Ren\\ud800"
-    assert printable_path(tmp_path / "José") == f"{tmp_path}/José"
+def test_a_path_of_any_text_can_be_printed() -> None:
+    assert printable_path("Ren\ud800") == "Ren\\ud800"  # as JSON may state it

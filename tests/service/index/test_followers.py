@@ -29,11 +29,6 @@ from service.storage.repositories.store import Store
 DIMENSION = 16
 
 
-@pytest.fixture
-def store(database: Database) -> Store:
-    return Store(database)
-
-
 def searched(follower: Follower, probes: Float, k: int) -> tuple[list[list[Hit]], int]:
     """Search after catching up."""
     follower.catch_up()

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
-import shutil
 import threading
 import time
 import uuid
@@ -19,13 +17,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kith import Kith
-from models.pack.loading import BUNDLED_PACK
-from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align
 from models.vision.detection import Detector, PreparedPhoto, RawOutputs
 from models.vision.face_search import search_bytes
 from models.vision.quality import Quality, QualityGate
-from models.vision.recognition import Recognizer
 from service import wiring
 from service.app import create_app
 from service.core.deadlines import Deadline
@@ -34,7 +28,6 @@ from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.inference.decoding import EncodedPhoto
 from service.inference.images import SHORT_BYTES, PhotoDecoder, PhotoHeader
 from service.inference.photo_pipeline import DecodeBudget, Face, Photo, Share
-from service.server import embedded
 from service.settings import load_settings
 from service.storage.repositories.store import Store
 from service.usecases.backend import Backend
@@ -76,28 +69,6 @@ def test_the_main_face_is_rivaled_only_by_faces_as_large_and_as_sharp(
     assert Photo(999, 999, faces, 16.0, 0.7, 2).main_face(QualityGate()) == (main, rivaled)
     weak = [replace(face, score=face.score - 0.3) for face in faces]  # of weak faces alone, all count
     assert Photo(999, 999, weak[:1], 16.0, 0.7, 1).main_face(QualityGate()) == (0, False)
-
-
-def test_a_recognizer_is_given_crops_by_its_own_alignment(
-    kith: Kith, tmp_path: Path, detector: Detector, recognizer: Recognizer, astronaut: NDArray[np.uint8]
-) -> None:
-    closer = Alignment(112, tuple((1.3 * x - 17, 1.3 * y - 30) for x, y in STANDARD_ALIGNMENT.template))
-    pack = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "closer"))
-    manifest = json.loads((pack / "manifest.json").read_text())
-    manifest["tasks"]["recognition"]["alignment"] = {"template": closer.template}
-    del manifest["calibration"]  # it was measured on other crops and would be rejected
-    (pack / "manifest.json").write_text(json.dumps(manifest))
-    photo = jpeg(astronaut, 100)
-    own_settings = load_settings(pack=pack, data_dir=tmp_path, log_level="WARNING", runtime=None)
-    with embedded(own_settings) as url, Kith(url) as own:
-        (found,) = own.embed(photo).images[0].faces
-    (usual,) = kith.embed(photo).images[0].faces
-    assert found.quality == usual.quality
-    (faces,) = detector.detect([astronaut])
-    (expected,) = recognizer.embed(align(astronaut, faces.landmarks_xy[:1], closer))
-    (standard,) = recognizer.embed(align(astronaut, faces.landmarks_xy[:1]))
-    assert float(expected @ np.array(found.embedding)) > 0.98
-    assert float(expected @ standard) < 0.98
 
 
 def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, rng: np.random.Generator) -> None:

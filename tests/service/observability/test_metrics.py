@@ -58,7 +58,7 @@ def told(
             for wrong in (jpeg(nobody), b"no photo"):
                 with pytest.raises(KithClientError):
                     kith.enroll("first", PERSON, wrong)
-            kith.identify("first", photo, jpeg(actor))
+            kith.identify("first", photo, jpeg(actor), b"no photo")
             kith.identify("second", photo)
             kith.identify("third", photo)
             kith.verify(photo, jpeg(actor))
@@ -192,7 +192,9 @@ def test_status_is_one_document_and_names_nobody(told: tuple[str, str]) -> None:
     assert [check["name"] for check in status["checks"]] == ["devices", "database", "audit"]
     assert {queue["network"].split("/")[0] for queue in status["queues"]} >= {"detector", "recognizer"}
     assert all(queue["batch_count"] > 0 for queue in status["queues"] if queue["network"] != "liveness")
-    assert status["drift"]["first"]["since_start_counts"]["identified"] == 1
+    counts = status["drift"]["first"]["since_start_counts"]
+    assert (counts["identified"], sum(counts.values())) == (1, 2)
+    assert httpx.get(f"{told[0]}/v1/galleries/first").json()["drift"] == status["drift"]["first"]
     assert status["job_counts"]["succeeded"] == 1
     assert status["audit"]["lost_count"] == 0
     assert status["clock"]["ok"] is True

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
-from service.core.errors import RiskUncalibratedError
 from service.domain.outcomes import RiskTarget
 from service.risk.decision import EnrolledSubject, compare_faces, compare_with_subject, decide, decide_pair
 from service.risk.threshold import (
@@ -69,16 +68,6 @@ def test_a_larger_gallery_asks_for_more_likeness(calibration: Calibration, fpir:
     assert small.review <= small.accept
 
 
-@given(st.floats(1e-5, 0.2), st.integers(1, 1000))
-def test_at_the_threshold_the_false_alarm_is_the_asked_risk(
-    calibration: Calibration, fpir: float, comparisons: int
-) -> None:
-    threshold = thresholds_for(RiskTarget("fpir", fpir), known(calibration), comparisons).accept
-    probability = false_alarm_probability(threshold, known(calibration), comparisons)
-    assert probability is not None
-    assert probability <= fpir * 1.0001
-
-
 def test_a_probability_below_the_evidence_is_shown_as_a_bound(calibration: Calibration) -> None:
     model = ImpostorRisk(calibration.curve, "pack", min_fmr=1e-6)
     likely, strong = (false_alarm_probability(score, model, 100) for score in (0.2, 0.999))
@@ -88,12 +77,6 @@ def test_a_probability_below_the_evidence_is_shown_as_a_bound(calibration: Calib
     assert shown is not None
     assert shown == pytest.approx(1e-4, rel=1e-3)
     assert shown_probability(None, model, 100) == shown_probability(None, None, 100) == (None, None)
-
-
-def test_an_explicit_threshold_needs_no_calibration() -> None:
-    assert thresholds_for(RiskTarget("threshold", 0.4), None, 10).accept == 0.4
-    with pytest.raises(RiskUncalibratedError):
-        thresholds_for(RiskTarget("fpir", 0.01), None, 10)
 
 
 # A face beside a subject: the same similarity, and the same judge, as in a search; and two faces.

@@ -174,20 +174,6 @@ def test_unlikely_pairs_are_listed_as_nearest(calibration: Calibration) -> None:
     assert odds[0] < LOOKALIKE_ODDS
 
 
-def test_two_subjects_are_the_nearest_pair(calibration: Calibration) -> None:
-    found = find_problems(snapshot_of([[A], [B]]), calibration)
-    assert [pair.subjects for pair in found.nearest] == [(0, 1)]
-    assert found.recall is not None
-
-
-def test_expected_recall_is_that_of_same_person_pairs(calibration: Calibration) -> None:
-    found = inspected(calibration).recall
-    assert found is not None
-    assert found.low < found.value < found.high
-    assert found.value == pytest.approx(0.85, abs=0.12)  # mates at N(0.6, 0.15)
-    assert inspected(calibration, *([photo(person(i), 2 * i), photo(person(i), 2 * i + 1)] for i in range(50))).recall
-
-
 def test_over_http(
     kith: Kith, gallery: str, server: str, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8]
 ) -> None:

@@ -29,7 +29,6 @@ CASES: Final[dict[str, HeadConfig]] = {
     "elasticface_plus": HeadConfig("elasticface", {"plus": True, "sigma": 0.3, "scale": 8.0}),
     "elasticface_plus_cos": HeadConfig("elasticface", {"plus": True, "sigma": 0.3, "kind": "cos", "scale": 8.0}),
     "adaface": HeadConfig("adaface", {"scale": 8.0}),
-    "magface": HeadConfig("magface", {"scale": 8.0, "l_a": 0.5, "u_a": 5.0, "lambda_g": 2.0}),
     "adacos": HeadConfig("adacos"),
     "curricularface": HeadConfig("curricularface"),
 }

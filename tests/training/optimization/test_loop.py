@@ -284,7 +284,6 @@ def test_a_run_writes_logs_plots_and_checkpoint(folder: Path, tmp_path: Path) ->
         ({"head.name": "adacos", "loop.class_sampling": "1"}, "AdaCos needs all classes at once"),
         ({"head.name": "softmax", "loop.class_sampling": "1"}, "needs a cosine head"),
         ({"head.name": "cosface", "loop.class_sampling": "1", "terms.inter": "1"}, "class weights"),
-        ({"loop.batch_size": "64"}, "Lower loop.batch_size"),
     ],
 )
 def test_incompatible_settings_are_rejected(

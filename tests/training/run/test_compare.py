@@ -133,7 +133,6 @@ def test_a_grid_is_every_combination_of_its_settings_and_resumes(
         ({"head.scales": ["1", "2"]}, "scales"),
         ({"head.scale": ["16", "wide"]}, "wide"),
         ({"head.scale": ["16", "-1"]}, "scale"),
-        ({"loop.epoch": ["1"]}, "unknown setting 'loop.epoch'"),
     ],
 )
 def test_a_wrong_grid_is_refused_before_any_training(

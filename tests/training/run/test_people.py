@@ -55,13 +55,6 @@ def test_a_run_is_measured_on_what_it_is_not_trained_on(whole: Checkpoint) -> No
     assert picture.shape[0] > 400
 
 
-def test_a_run_of_few_photos_is_not_measured(tmp_path: Path) -> None:
-    config = tiny_run(write_people(tmp_path / "photos", 2), tmp_path / "run", epochs=1)
-    train_recognizer(replace(config, data=replace(config.data, held_out_people=0.05, held_out_photos=0.05)))
-    assert not (tmp_path / "run" / "worst_pairs.png").exists()
-    assert (tmp_path / "run" / "losses.csv").exists()
-
-
 @pytest.mark.usefixtures("pictures")
 def test_a_resumed_run_writes_what_an_uninterrupted_one_does(
     photos: Path, whole: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
