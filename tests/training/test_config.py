@@ -102,9 +102,6 @@ def test_a_file_has_the_settings_of_the_command_line(config: RunConfig, tmp_path
         f"validation: [{sets}]\ndata: {{max_identities: null}}\n"
     )
     assert config.overridden(read_settings(path)) == replace(made, validation=(sets,))
-    path.write_text("loop: {epoch: 3}")
-    with pytest.raises(ConfigError, match=r"unknown setting 'loop.epoch'. Did you mean loop.epochs\?"):
-        config.overridden(read_settings(path))
     for text in ("loop: [", "- 1", ""):
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"mine\.yaml"):

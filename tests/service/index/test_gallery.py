@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -31,13 +30,6 @@ DIMENSION = 8
 
 def template(vector: Float) -> NewTemplate:
     return NewTemplate(uuid.uuid4().hex, vector, "embedding")
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    opened = Store(open_database(url))
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -25,10 +25,6 @@ from service.risk.threshold import (
 AT = Thresholds(accept=0.5, review=0.4, source="pack", extrapolated=False)
 
 
-def known(calibration: Calibration) -> ImpostorRisk:
-    return ImpostorRisk(calibration.curve, "pack")
-
-
 def candidates(*similarities: float) -> list[Candidate]:
     return [Candidate(i, s, s) for i, s in enumerate(similarities)]
 
@@ -62,8 +58,8 @@ def test_more_alike_is_never_less_sure(similarity: float, more: float) -> None:
 
 
 @given(st.floats(1e-6, 0.2), st.integers(1, 10_000), st.integers(1, 10_000))
-def test_a_larger_gallery_asks_for_more_likeness(calibration: Calibration, fpir: float, a: int, b: int) -> None:
-    small, large = (thresholds_for(RiskTarget("fpir", fpir), known(calibration), n) for n in sorted((a, b)))
+def test_a_larger_gallery_asks_for_more_likeness(of_pack: ImpostorRisk, fpir: float, a: int, b: int) -> None:
+    small, large = (thresholds_for(RiskTarget("fpir", fpir), of_pack, n) for n in sorted((a, b)))
     assert small.accept <= large.accept + 1e-9
     assert small.review <= small.accept
 

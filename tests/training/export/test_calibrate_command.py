@@ -136,11 +136,8 @@ def test_a_failure_leaves_the_pack_unchanged(copy: Path, people: Path, tmp_path:
     few = tmp_path / "few"
     for person in sorted(people.iterdir())[:3]:
         shutil.copytree(person, few / person.name)
-    (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"too few to calibrate\. The minimum is 10,000 and 30, such as 75 people"):
         call("calibrate", copy, "--data", few, "--folder")
-    with pytest.raises(ConfigError, match="fewer than two people have an image"):
-        call("calibrate", copy, "--data", tmp_path / "empty", "--folder")
     with pytest.raises(ConfigError, match="pass --folder"):
         call("calibrate", copy, "--data", people)
     with pytest.raises(PackError, match="not a directory"):
