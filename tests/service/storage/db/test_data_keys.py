@@ -14,16 +14,17 @@ from sqlalchemy.sql.dml import UpdateBase
 
 from service.core.errors import GalleryNotFoundError, MasterKeyError, StorageDamagedError, StorageError
 from service.domain.gallery import GallerySettings
-from service.security.master_keys import LocalKey
+from service.security.master_keys import GivenKeys, MasterKeys
 from service.security.sealing import SealBrokenError, new_key
 from service.storage.damage import damage
+from service.storage.db import engine
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_cursor, seal_cursor
 from service.storage.db.tables import data_keys, labels, subjects, vectors
 from service.storage.privacy.master_key_rotation import Use, rewrap
 from service.storage.privacy.retention import Retention
 from service.storage.repositories.store import Store
-from tests.databases import claimed, open_database
+from tests.databases import MASTER, claimed, open_database
 from tests.service.storage.scene import made, some
 
 LOST: list[Callable[[sa.ColumnElement[bool]], UpdateBase]] = [
@@ -46,7 +47,8 @@ def test_a_lost_key_costs_its_gallery_alone(
         store.jobs.create(store.galleries.get(name), "import", {})
     with database.write(StorageError("unforeseen")) as connection:
         connection.execute(loss(data_keys.c.gallery_pk == store.galleries.get("lost").pk))
-    with closing(open_database(url)) as lossy:
+    new = GivenKeys(new_key().hex(), "the rotation")
+    with closing(engine.open_database(url, MasterKeys(*MASTER.sources, new))) as lossy:
         store = Store(lossy)
         assert [gallery.name for gallery in store.galleries.list_page(None, 9)] == ["lost", "sound"]
         told = {
@@ -70,7 +72,7 @@ def test_a_lost_key_costs_its_gallery_alone(
                 use()
         (found,) = damage(lossy)
         assert found.startswith("gallery lost cannot be read: ")
-        assert rewrap(lossy, LocalKey(new_key())) == Use(3, 1), "rotation leaves it as it is"
+        assert rewrap(lossy, new.first()) == Use(3, 1), "rotation leaves it as it is"
         # Its settings are changed, and it is deleted.
         assert store.galleries.update("lost", lambda before: replace(before, recall=0.9)).settings.recall == 0.9
         assert store.galleries.delete("lost")[1].kind == "gallery"
