@@ -65,6 +65,14 @@ class Readiness:
                 "readiness_unknown", f"the checks did not finish within {self._timeout_s:g} s"
             ) from error
 
+    async def holds(self) -> bool:
+        """Return whether all checks pass. Raises errors that are no KithError."""
+        try:
+            await self.check()
+        except KithError:
+            return False
+        return True
+
     def _check(self) -> None:
         for check in self._checks.values():
             check()

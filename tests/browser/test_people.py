@@ -106,7 +106,7 @@ def test_strangers_get_names(visit: Opener, kith: Kith, photos: Photos) -> None:
     expect(page.get_by_role("button", name=f"Merge stranger {tom[:8]}")).to_have_count(0)
 
     page.get_by_role("button", name=f"Forget stranger {other[:8]}").click()
-    page.get_by_role("dialog").get_by_role("button", name="Forget", exact=True).click()
+    page.locator("dialog:modal").get_by_role("button", name="Forget", exact=True).click()
     expect(page.get_by_role("button", name=f"Forget stranger {other[:8]}")).to_have_count(0)
     page.set_viewport_size(PHONE)
     box = page.get_by_role("button", name="Forget stranger").first.bounding_box()

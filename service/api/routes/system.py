@@ -76,7 +76,7 @@ async def get_status(backend: BackendDep) -> StatusOut:
         model=backend.recognizers.default.pack.model_id,
         started_at=datetime.fromtimestamp(began, UTC),
         uptime_s=time.time() - began,
-        ready=sample.ready,
+        ready=sample.ready and await backend.readiness.holds(),  # a sample may be some seconds old
         master_key=await asyncio.to_thread(to_master_key_out, backend.store.database.vault.master),
         request_count=backend.metrics.in_progress,
         queues=[_queue(batcher) for batcher in backend.networks],
