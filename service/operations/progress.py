@@ -62,7 +62,7 @@ class Progress:
 
     async def send(
         self,
-        log: EventLog,
+        events: EventLog,
         wanted: EventFilter,
         attempt: Callable[[StoredEvent], Awaitable[bool]],
         may_send: Callable[[], bool],
@@ -71,7 +71,7 @@ class Progress:
 
         ``attempt`` sends one, and returns whether the receiver accepted it. ``may_send``: whether this process sends.
         """
-        page = await self._threads.run(log.read, self.place.position, wanted)
+        page = await self._threads.run(events.read, self.place.position, wanted)
         try:
             for event in page.events:
                 due = await self._threads.run(self._receivers.is_due, self.pk, event.position.event_pk)
