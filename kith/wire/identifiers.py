@@ -31,20 +31,12 @@ _INVISIBLE: Final = (
 )
 FORBIDDEN_PATTERN: Final = re.compile(f"[{_FORBIDDEN}]")
 """Control characters, line separators, bidirectional controls, surrogates and noncharacters."""
-INVISIBLE_PATTERN: Final = re.compile(f"[{_INVISIBLE}]")
-"""Also invisible characters, and spaces other than the usual and the ideographic one."""
 FORBIDDEN_IN_IDS_PATTERN: Final = re.compile(rf"[{_INVISIBLE}\ufffd/\\]")
 """Characters that ids cannot have. Names may have those that are not in FORBIDDEN_PATTERN.
 
-Invisible characters and other spaces make two ids look equal. U+FFFD stands for bytes that a client could not decode,
-so that two people would get one id. Joiners, variation selectors, tags and the ideographic space are allowed, because
-names and emoji need them; :func:`remove_strays` finds those that change nothing that a reader sees."""
-_STRAY: Final = re.compile(
-    "(?:^|(?<=[\0-\u058f]))(?<![\xa9\xae])(?!(?<=[0-9#*])\ufe0f\u20e3)"
-    "[\u180b-\u180d\u180f\u200c\u200d\ufe00-\ufe0f\U000e0000-\U000e01ef]+"
-)
-"""Joiners, variation selectors and tags at the start, or after a character that they do not change."""
-JOINERS: Final = "\u200c\u200d"
+Invisible characters, and spaces other than the usual and the ideographic one, make two ids look equal. U+FFFD stands
+for bytes that a client could not decode, so that two people would get one id. Joiners, variation selectors and tags are
+allowed, because names and emoji need them."""
 _PLAIN_ID: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_ID_LENGTH}}}")
 """Most ids: thousands of an import need no other check."""
 ID_RULE: Final = (
@@ -52,9 +44,6 @@ ID_RULE: Final = (
     "and not '.' or '..'"
 )
 TEXT_RULE: Final = "must not contain control characters, line separators, direction marks or noncharacters"
-STRAY_RULE: Final = (
-    "must not contain joiners, variation selectors or tags at its start or after Latin letters and the like"
-)
 MARKS_RULE: Final = f"must not contain more than {MAX_COMBINING_MARKS} combining marks in a row"
 
 
@@ -91,21 +80,11 @@ def normalize_id(text: str) -> str:
         not 0 < len(normalized) <= MAX_ID_LENGTH
         or FORBIDDEN_IN_IDS_PATTERN.search(normalized)
         or normalized != normalized.strip()
-        or normalized.strip(JOINERS) in (".", "..")
+        or normalized in (".", "..")
         or not any(is_visible(character) for character in normalized)
     ):
         raise ValueError(ID_RULE)
-    if remove_strays(normalized) != normalized:
-        raise ValueError(STRAY_RULE)
     return normalized
-
-
-def remove_strays(text: str) -> str:
-    """Return ``text`` without joiners, variation selectors and tags that make another id of the same look.
-
-    Latin, Greek, Cyrillic and Armenian letters and digits need none, but in a keycap. Other scripts and emoji may.
-    """
-    return _STRAY.sub("", text)
 
 
 def is_visible(character: str) -> bool:

@@ -19,7 +19,7 @@ CODES: Final = {
     "audit_unwritten": "503 The audit log cannot be written. Check that the database is writable. Nothing was done.",
     "backup": "500 The backup cannot be used. Nothing was changed.",
     "client_gone": "499 The client disconnected before the response was ready. No action is needed.",
-    "client_too_slow": "408 The request arrived too slowly. Send the whole request, with at least 1 kB a second.",
+    "client_too_slow": "408 The request arrived too slowly. Send the whole request without pauses of 20 seconds.",
     "clock_stepped": "503 The system clock is unreliable. Retention deletes nothing meanwhile. Correct the clock; if "
     "it is right now, restart the service.",
     "crop_not_found": "404 No face crop is stored. Set 'keep_crops' of the gallery to true (kith gallery update "

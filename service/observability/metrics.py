@@ -11,7 +11,7 @@ from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,7 +28,8 @@ from service.core.actor import current_actor
 Stage = Literal["read", "fetch", "decode", "detect", "align", "judge", "embed", "follow", "search", "check", "write"]
 """Stages in the order of a request (docs/observability.md)."""
 Lane = Literal["requests", "background"]
-Receiver = Literal["stream", "webhook", "mqtt"]
+RECEIVERS: Final = ("stream", "webhook", "mqtt")
+"""Labels of counters of events. No attempt of a stream fails."""
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
@@ -91,9 +92,9 @@ class Metrics:
             "outcome",
             ["enrolled"],
         )
-        self._events = self._counter("kith_events_sent", "Events sent, or acknowledged.", "to", get_args(Receiver))
-        self._event_failures = self._counter(
-            "kith_event_failures", "Failed attempts to send events, or to connect.", "to", ["webhook", "mqtt"]
+        self.events = self._counter("kith_events_sent", "Events sent, or acknowledged.", "to", RECEIVERS)
+        self.event_failures = self._counter(
+            "kith_event_failures", "Failed attempts to send events, or to connect.", "to", RECEIVERS[1:]
         )
         self._batch_items = self._histogram("kith_batch_items", "Items per batch.", BATCH_BUCKETS, "network")
         self._batch_fill = self._histogram(
@@ -135,14 +136,6 @@ class Metrics:
     def count_enrollment(self, outcome: str, count: int = 1) -> None:
         """Count photos or embeddings ``enrolled``, or rejected with an error code."""
         self._enrolled.labels(outcome).inc(count)
-
-    def count_event(self, to: Receiver, count: int = 1) -> None:
-        """Count events that were written to a stream, or that a webhook or the broker has acknowledged."""
-        self._events.labels(to).inc(count)
-
-    def count_event_failure(self, to: Receiver) -> None:
-        """Count a failed attempt of a webhook, or a broken or refused connection to the broker."""
-        self._event_failures.labels(to).inc()
 
     def of_batches(self, network: str) -> BatchMetrics:
         return BatchMetrics(

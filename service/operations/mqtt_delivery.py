@@ -129,7 +129,7 @@ class MqttDelivery(PeriodicTask):
             if not progress.failures:
                 log.warning("the MQTT broker does not respond; events wait: %s", error)
             progress.failed("the broker does not respond")
-            self._metrics.count_event_failure("mqtt")
+            self._metrics.event_failures.labels("mqtt").inc()
             await progress.record(at_once=progress.failures == 1)
         finally:
             self._metrics.mqtt_connected[self._broker.host] = False
@@ -178,7 +178,7 @@ class MqttDelivery(PeriodicTask):
         """Publish an event, and wait until the broker has acknowledged it. Raises MqttError."""
         document = {"id": event.id, **event.document}
         await client.publish(self._broker.topic(document), ENCODER.encode(document), qos=1)
-        self._metrics.count_event("mqtt")
+        self._metrics.events.labels("mqtt").inc()
         progress.succeeded()
         return True
 

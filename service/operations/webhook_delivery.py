@@ -11,10 +11,8 @@ import logging
 import re
 import time
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Final
 
@@ -88,7 +86,8 @@ class WebhookSender:
             return Answer(None, "the connection broke")
         if 200 <= status < 300:
             return Answer(status, None)
-        return Answer(status, f"the receiver returned status {status}", _seconds(wanted))
+        asked_s = float(wanted) if re.fullmatch("[0-9]{1,9}", wanted) else None  # a date means the usual pause
+        return Answer(status, f"the receiver returned status {status}", asked_s)
 
     async def test(self, webhook: Webhook) -> Answer:
         """Send an event of the type ``test``, which is not stored."""
@@ -163,24 +162,15 @@ class WebhookDelivery(PeriodicTask):
         answer = await self._sender.send(webhook, event.id, body)
         if answer.error is None:
             progress.succeeded()
-            self._metrics.count_event("webhook")
+            self._metrics.events.labels("webhook").inc()
             return True
-        self._metrics.count_event_failure("webhook")
+        self._metrics.event_failures.labels("webhook").inc()
         progress.failed(answer.error, answer.retry_after_s, is_gone=answer.status == GONE)
         if progress.place.is_off:
             log.error("webhook %s is switched off: %s. A replay switches it on again.", webhook.id, answer.error)
         elif progress.failures == 1:
             log.warning("webhook %s fails; its events wait: %s", webhook.id, answer.error)
         return False
-
-
-def _seconds(retry_after: str) -> float | None:
-    """Return the seconds of a header Retry-After; None if it names none."""
-    if re.fullmatch("[0-9]{1,9}", retry_after):
-        return float(retry_after)
-    with suppress(ValueError):
-        return (parsedate_to_datetime(retry_after).astimezone(UTC) - datetime.now(UTC)).total_seconds()
-    return None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from kith.wire.identifiers import normalize_id, normalize_metadata, normalize_text, remove_strays
+from kith.wire.identifiers import normalize_id, normalize_metadata, normalize_text
 from service.domain.person_search import matches, words_of
 
 NFC, NFD = "Jos\xe9", "Jose\u0301"
@@ -29,26 +29,14 @@ ALLOWED_IN_IDS = [
     *("\u0639\u0644\u06cc\u200c\u0631\u0636\u0627", "क्\u200dष", "क्\u200cष"),
 ]
 ALSO_ALLOWED_IN_NAMES = ["\u200f\u05d0\u05d3\u05d4", "a\xa0b", "Ren\ufffd", "a/b", ".", "", " ada "]
-STRAYS = [
-    *("ada\u200d", "a\u200cda", "a\u200dda", "ada\ufe0f", "ada\ufe0e", "ada\U000e0061", "ada\U000e0100", "\u200dada"),
-    *("ad\u200d\ufe0fa", "ada\u200d👩", "1\ufe0f", "Zo\xeb\u200d", "\u0410\u043d\u043d\u0430\ufe0f", "\u200d👩"),
-]
 OVERRIDES = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 """Bidirectional classes of characters that turn the text after them around."""
 FORBIDDEN_IN_IDS = [
     *("", " ", " ada", "ada ", "ada\u3000", ".", "..", "a/b", "a\\b", "a" * 129),
-    *("\u200d", "\u200c.", "\ufe0f", "\U000e0067", "\u2800", "\u180e", "Ann\u034f", "Ann\u17b5", "\u200d\ufe0f"),
+    *("\u200d", "\ufe0f", "\U000e0067", "\u2800", "\u180e", "Ann\u034f", "Ann\u17b5", "\u200d\ufe0f"),
     *("a\u200bb", "a\ufeffb", "\ufeffada", "a\xadb", "a\u2060b", "a\u200eb", "a\xa0b", "a\u2009b", "\u3164"),
     "Ren\ufffd",
 ]
-
-
-@pytest.mark.parametrize("text", STRAYS)
-def test_an_id_has_no_characters_that_change_nothing_that_a_reader_sees(text: str) -> None:
-    with pytest.raises(ValueError, match="joiners, variation selectors or tags"):
-        normalize_id(text)
-    assert normalize_text(text) == text
-    assert normalize_id(remove_strays(text)) == remove_strays(text)
 
 
 def test_a_search_of_people_folds_joiners() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Final
 
 from fastapi import Depends
@@ -38,15 +37,3 @@ BoundGallery = Annotated[Gallery, Depends(_bound_gallery)]
 IDENTIFY: Final = needs("identify", any_query=True)
 READ: Final = needs("read", any_query=True)
 ENROLL: Final = needs("enroll", any_query=True)
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Request with a photo."""
-
-    backend: BackendDep
-    caller: CallerDep
-    gallery: BoundGallery
-
-
-AskDep = Annotated[Ask, Depends()]

@@ -13,10 +13,10 @@ from fastapi import Query, Response
 from kith.wire.crops import CropIn
 from kith.wire.fields import SubjectId
 from kith.wire.subjects import EnrollIn
-from service.api.compreface.access import ENROLL, READ, RECOGNITION, AskDep, BoundGallery
+from service.api.compreface.access import ENROLL, READ, RECOGNITION, BoundGallery
 from service.api.compreface.requests import MAX_ERASED, FileDep, ImageId, ImageIds, OptionsDep, SubjectQuery
 from service.api.compreface.responses import example
-from service.api.http.access import BackendDep, router
+from service.api.http.access import BackendDep, CallerDep, router
 from service.api.http.bodies import JsonBody
 from service.api.http.parameters import IdempotencyKey
 from service.core.errors import NotFoundError, SubjectNotFoundError
@@ -55,11 +55,17 @@ async def list_faces(
 
 @routes.post("", dependencies=[ENROLL], status_code=201)
 async def add_face(
-    ask: AskDep, file: FileDep, subject: SubjectId, options: OptionsDep, key: IdempotencyKey = None
+    gallery: BoundGallery,
+    backend: BackendDep,
+    caller: CallerDep,
+    file: FileDep,
+    subject: SubjectId,
+    options: OptionsDep,
+    key: IdempotencyKey = None,
 ) -> dict[str, Any]:
     """Enroll a photo with one face. ``det_prob_threshold`` is ignored: the gallery's quality gate applies."""
     body = EnrollIn(detail=options.detail).model_copy(update={"images": [file]})
-    done = await enroll(ask.backend, ask.gallery, ask.caller, subject, body, key, only_new=False)
+    done = await enroll(backend, gallery, caller, subject, body, key, only_new=False)
     (result,) = json.loads(done.document)["results"]
     return {"image_id": str(UUID(hex=result["template"])), "subject": subject}
 

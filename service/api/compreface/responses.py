@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from service.api.compreface.access import Ask
 from service.api.compreface.requests import FaceOptions
 from service.api.compreface.similarity import level_of, level_of_candidate, to_client, to_probability
 from service.domain.gallery import Gallery, Template
 from service.inference.photo_pipeline import Face
+from service.usecases.backend import Backend
 from service.usecases.documents import Document
 from service.usecases.identify import EVENT_FIELDS
 
@@ -39,11 +39,11 @@ def face_fields(face: Face, options: FaceOptions) -> Document:
     return document
 
 
-def with_versions(document: Document, options: FaceOptions, ask: Ask) -> Document:
+def with_versions(document: Document, options: FaceOptions, backend: Backend, gallery: Gallery) -> Document:
     """Add the names of the networks if the request has status=true."""
     if options.status:
-        recognizers = ask.backend.recognizers
-        served = recognizers.for_gallery(ask.gallery)
+        recognizers = backend.recognizers
+        served = recognizers.for_gallery(gallery)
         names = {"detector": recognizers.default.pack.model_id, "calculator": served.pack.model_id}
         document["plugins_versions"] = names
     return document

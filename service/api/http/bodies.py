@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from fastapi import Depends, Header, Request
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from kith.wire.identification import FilterIn
@@ -38,8 +37,6 @@ FILTER_OPTIONS: Final = ("tag", "metadata")
 PLAIN_TYPES: Final = ("string", "integer", "number", "boolean")
 VERIFY_SIDES: Final = 2
 MAX_FORM_FIELDS: Final = 16
-MAX_INLINE_PARSE_BYTES: Final = 65_536
-"""Larger JSON is parsed in a worker thread."""
 TimeoutMs = Annotated[int | None, Header(alias="X-Request-Timeout-Ms", gt=0, include_in_schema=False)]
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -116,8 +113,6 @@ async def read_json(request: Request, model: type[Body], numbers: int = 0) -> Bo
     body = buffer.getvalue()
     if not body:
         raise InvalidRequestError("body: Field required")
-    if len(body) <= MAX_INLINE_PARSE_BYTES:
-        return _parse(model, body, numbers)
     return await asyncio.to_thread(_parse, model, body, numbers)
 
 
@@ -134,18 +129,10 @@ def _parse(model: type[Body], body: bytes | dict[str, Any], numbers: int = 0) ->
 
 
 class _FormInMemory(MultiPartParser):
-    """Parser that keeps files in memory, since photos of people must not reach the disk, and takes UTF-8 only."""
+    """Parser that keeps files in memory, since photos of people must not reach the disk."""
 
     spool_max_size = sys.maxsize
     is_complete = False
-
-    def on_headers_finished(self) -> None:
-        (self._current_part.content_disposition or b"").decode()  # Starlette would read other text as Latin-1
-        super().on_headers_finished()
-
-    def on_part_end(self) -> None:
-        self._current_part.data.decode()
-        super().on_part_end()
 
     def on_end(self) -> None:
         self.is_complete = True
@@ -162,8 +149,6 @@ async def read_form(request: Request, max_files: int) -> list[tuple[str, str | b
         parts = (await parser.parse()).multi_items()
     except MultiPartException as error:
         raise InvalidRequestError(f"the form cannot be read: {error.message}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError("the form cannot be read: names and fields must be UTF-8") from error
     found = list[tuple[str, str | bytes]]()
     for name, part in parts:
         found.append((name, part if isinstance(part, str) else part.file.read()))
@@ -253,8 +238,6 @@ def _set(place: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _parse_object(text: str | bytes, name: str, numbers: int = 0) -> dict[str, Any]:
-    if len(text) > MultiPartParser.max_part_size:  # possible if it was sent as a file
-        raise InvalidRequestError(f"{name}: has more than {MultiPartParser.max_part_size} bytes")
     try:
         check_json(text if isinstance(text, bytes) else text.encode(), numbers)
         document = json.loads(text)
@@ -340,7 +323,7 @@ async def _watch(request: Request, current: Deadline) -> None:
 
 
 def set_body_limit(request: Request, size: int, streamed: bool = False, codings: tuple[str, ...] = ()) -> str | None:
-    """Set the limit of a body, which the gate enforces while it is read, and return its content coding.
+    """Set the limit of a body, which the gate enforces while it is read. Return its content coding; None: identity.
 
     Args:
         request: the request.
@@ -348,32 +331,23 @@ def set_body_limit(request: Request, size: int, streamed: bool = False, codings:
         streamed: the body goes to disk or the database in pieces, and does not count as held in memory.
         codings: content codings that the caller decodes.
 
-    Raises unsupported_encoding, request_too_large: its declared length exceeds the limit.
+    Raises unsupported_encoding; request_too_large: its declared length exceeds the limit.
     """
     declared = int(request.headers.get("content-length", 0))  # the server accepts digits only
     if declared > size:
         raise LimitReachedError("request_too_large", f"{declared} bytes, the limit is {size}")
     request.scope.update(body_limit=size, body_streamed=streamed)
-    return content_coding(request.headers, codings)
-
-
-def content_coding(headers: Headers, accepted: tuple[str, ...] = ()) -> str | None:
-    """Return the content coding of a body (RFC 9110, 8.4), None if it has none.
-
-    Raises unsupported_encoding: it is not one of ``accepted``, in lower case, or there are several.
-    """
-    named = ",".join(headers.getlist("content-encoding")).lower().split(",")
-    codings = [coding.strip().removeprefix("x-") for coding in named if coding.strip() not in ("", "identity")]
-    if not codings:
-        return None
-    if len(codings) > 1 or codings[0] not in accepted:
-        supported = ", ".join((*accepted, "identity"))
+    coding = request.headers.get("content-encoding", "").lower()
+    if coding in codings:
+        return coding
+    if coding not in ("", "identity"):
+        supported = ", ".join((*codings, "identity"))
         raise RefusedError(
             "unsupported_encoding",
-            f"Content-Encoding: {', '.join(codings)[:80]!r}; this path supports: {supported}",
+            f"Content-Encoding: {coding[:80]!r}; this path supports: {supported}",
             headers={"Accept-Encoding": supported},  # RFC 9110, 15.5.16
         )
-    return codings[0]
+    return None
 
 
 def media_type(request: Request) -> str:

@@ -28,9 +28,7 @@ AUDITED_REFUSALS: Final = ("unauthorized", "forbidden", "foreign_origin", "too_m
 REQUEST_ID: Final = re.compile("[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """UUIDs only: other text could be a person's name, or break a log line."""
 BODY_PATIENCE_S: Final = 20.0
-"""Time that the server waits for a body, besides what MIN_BODY_RATE gives. A body that stalls holds memory."""
-MIN_BODY_RATE: Final = 1_000
-"""Bytes per second."""
+"""Time that the server waits for the next part of a body. A body that stalls holds memory."""
 log = logging.getLogger("service.access")
 
 
@@ -116,17 +114,14 @@ class _Body:
     def __init__(self) -> None:
         self.received = self.held = 0
         self.is_complete = False
-        self._waited_s = 0.0
 
     async def receive(self, receive: Receive, limit: int) -> Message:
         """Receive a message. Raises client_too_slow, request_too_large: it has more than ``limit`` bytes."""
-        begin_s = time.perf_counter()
         try:
-            async with asyncio.timeout(BODY_PATIENCE_S + self.received / MIN_BODY_RATE - self._waited_s):
+            async with asyncio.timeout(BODY_PATIENCE_S):
                 message = await receive()
         except TimeoutError as error:
             raise LimitReachedError("client_too_slow", "the body did not arrive in time") from error
-        self._waited_s += time.perf_counter() - begin_s
         self.is_complete = not message.get("more_body")
         self.received += len(message.get("body", b""))
         if self.received > limit:

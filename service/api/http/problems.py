@@ -12,14 +12,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import Match, Route
 
-from kith.wire.albums import GROUP_ID
-from kith.wire.fields import GALLERY_NAME, OBJECT_ID, SINGLE_LINE, SUBJECT_ID_PATTERN, Problem
-from kith.wire.identifiers import ID_RULE, TEXT_RULE
+from kith.wire.fields import GALLERY_NAME, OBJECT_ID, Problem
 from kith.wire.keys import KEY_ID
-from kith.wire.transfer import FILE_FINGERPRINT
-from service.api.http.parameters import SEALED_CURSOR, WITHOUT_NUL
 from service.core.errors import ClientGoneError, InvalidRequestError, KithError
 
 ProblemFormat = Callable[[Problem], tuple[int, Mapping[str, Any]]]
@@ -39,15 +34,9 @@ PROBLEM_CODE: Final = "problem_code"
 PATTERN_MESSAGES: Final = {
     KEY_ID: "must be 12 lowercase hexadecimal digits",
     OBJECT_ID: "must be 32 lowercase hexadecimal digits",
-    FILE_FINGERPRINT: "must be 1 to 64 lowercase hexadecimal digits",
-    SEALED_CURSOR: "must be 'next' of the page before",
     GALLERY_NAME: "must be at most 64 letters, digits, '.', '_' or '-', and begin with a letter or digit",
-    SUBJECT_ID_PATTERN: ID_RULE,
-    SINGLE_LINE: TEXT_RULE,
-    GROUP_ID: "must be 'g' and the number of a group",
-    WITHOUT_NUL: "must not contain NUL",
 }
-"""Message for each regular expression of the API."""
+"""Messages for regular expressions of names and ids that people type."""
 DATE_ERRORS: Final = frozenset({"date_from_datetime_parsing", "datetime_from_date_parsing", "datetime_parsing"})
 log = logging.getLogger(__name__)
 
@@ -79,19 +68,7 @@ def install_error_handlers(app: FastAPI) -> None:
             remedy="See /docs for the paths and their methods.",
             request_id=_request_id(request),
         )
-        headers = dict(error.headers or {})
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers["Allow"] = ", ".join(_allowed_methods(request))
-        return _encode(request, document, headers)
-
-
-def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods of all routes of a path. Starlette names those of the first one only."""
-    routes = [each for each in request.app.routes if isinstance(each, Route)]
-    methods = {
-        method for each in routes if each.matches(request.scope)[0] is not Match.NONE for method in each.methods or ()
-    }
-    return sorted(methods)
+        return _encode(request, document, error.headers or {})
 
 
 def error_response(request: Request, error: Exception) -> JSONResponse:
@@ -142,7 +119,7 @@ def validation_error(errors: Any) -> InvalidRequestError:
 
 
 def _message(error: Mapping[str, Any]) -> str:
-    """Return pydantic's message, or our own where pydantic's quotes a regular expression or a parser state."""
+    """Return pydantic's message, or our own where a person would read a regular expression or a parser's state."""
     if error["type"] in DATE_ERRORS:
         return "must be a date like 2026-01-31, or a time like 2026-01-31T12:00:00Z"
     if error["type"] == "string_pattern_mismatch" and (message := PATTERN_MESSAGES.get(error["ctx"]["pattern"])):

@@ -85,17 +85,14 @@ async def _encode(
     try:
         async for events, after in follow(backend, caller, chosen, position):
             yield b"".join(_encoded(event, seal) for event in events) or format_sse_event(id=seal_cursor(seal, *after))
-            backend.metrics.count_event("stream", len(events))
+            backend.metrics.events.labels("stream").inc(len(events))
     except KithError:
         return  # the client connects again and gets the error as a response
 
 
 def _encoded(event: StoredEvent, seal: Seal) -> bytes:
-    """Return an event as it is sent, encoded once for all streams."""
-    if event.encoded is None:
-        at, data = seal_cursor(seal, *event.position), ENCODER.encode({"id": event.id, **event.document})
-        event.encoded = format_sse_event(event=event.event.type, id=at, data_str=data)
-    return event.encoded
+    at, data = seal_cursor(seal, *event.position), ENCODER.encode({"id": event.id, **event.document})
+    return format_sse_event(event=event.event.type, id=at, data_str=data)
 
 
 def _open_position(seal: Seal, text: str | None) -> Position | None:

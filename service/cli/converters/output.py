@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kith.wire.identifiers import FORBIDDEN_IN_IDS_PATTERN, JOINERS, MAX_ID_LENGTH, remove_strays, to_nfc
+from kith.wire.identifiers import FORBIDDEN_IN_IDS_PATTERN, MAX_ID_LENGTH, normalize_id, to_nfc
 from models.vision.photo_files import HEAD_BYTES, photo_format
 from service.core.atomic_files import atomic_write
 from service.inference.archives import MANIFEST
@@ -96,5 +96,8 @@ def _sanitize(name: str) -> str:
         text = to_nfc(name)
     except ValueError:  # too many combining marks
         text = "".join(character for character in name if not unicodedata.category(character).startswith("M"))
-    text = FORBIDDEN_IN_IDS_PATTERN.sub(" ", SLASHES.sub("-", remove_strays(text))).strip()[:MAX_ID_LENGTH].strip()
-    return text if text.strip(JOINERS) not in ("", ".", "..") else "unnamed"
+    text = FORBIDDEN_IN_IDS_PATTERN.sub(" ", SLASHES.sub("-", text)).strip()[:MAX_ID_LENGTH].strip()
+    try:
+        return normalize_id(text)
+    except ValueError:
+        return "unnamed"

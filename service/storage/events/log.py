@@ -18,14 +18,13 @@ PAGE: Final = 100
 
 @dataclass
 class StoredEvent:
-    """Event with its position. ``document``: as a webhook receives it. ``encoded``: as all event streams send it."""
+    """Event with its position. ``document``: as a webhook receives it."""
 
     position: Position
     id: str
     event: Event
     gallery: str
     document: dict[str, Any] = field(repr=False)
-    encoded: bytes | None = field(default=None, repr=False)
 
 
 class Page(NamedTuple):

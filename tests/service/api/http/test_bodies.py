@@ -18,16 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import AfterValidator, create_model
-from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from kith import Kith
 from kith.wire.photos import Photos
-from service.api.http.bodies import content_coding, read_form, read_json
+from service.api.http.bodies import read_form, read_json
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
-from tests.refusals import check, raises_code
+from tests.refusals import check
 from tests.service.usecases.test_bulk_enrollment import as_gzip
 
 Photo = NDArray[np.uint8]
@@ -146,14 +145,14 @@ def request(body: bytes, kind: bytes) -> Request:
     return Request({"type": "http", "method": "POST", "headers": [(b"content-type", kind)]}, receive)
 
 
-def test_a_large_document_is_parsed_beside_the_event_loop() -> None:
+def test_a_document_is_parsed_beside_the_event_loop() -> None:
     parsed_in: list[threading.Thread] = []
 
     def note(_text: str) -> None:
         parsed_in.append(threading.current_thread())
 
     model = create_model("Noting", text=Annotated[str, AfterValidator(note)])
-    asyncio.run(read_json(request(b'{"text": "%s"}' % (b"x" * 100_000), b"application/json"), model))
+    asyncio.run(read_json(request(b'{"text": "a"}', b"application/json"), model))
     assert len(parsed_in) == 1 and parsed_in != [threading.main_thread()]
 
 
@@ -164,24 +163,17 @@ def _chunks(body: bytes, size: int = 10_000) -> Iterator[bytes]:
 
 def test_supported_codings_are_read(server: str, gallery: str, kith: Kith, astronaut: Photo) -> None:
     model, home, gzipped = kith.model(), f"{server}/v1/galleries/{gallery}", {"Content-Encoding": "gzip"}
-    for coding in ("Identity", "", "identity, identity"):
+    for coding in ("Identity", ""):
         found = httpx.post(f"{server}/v1/detect", content=jpeg(astronaut), headers=JPEG | {"Content-Encoding": coding})
         assert len(found.json()["images"][0]["faces"]) == 1
     assert httpx.get(home, headers=gzipped).status_code == 200, "a request without a body has no coding"
     line = json.dumps({"subject": "ada", "embedding": np.eye(1, model.dimension)[0].tolist()}).encode() + b"\n"
-    for coding, count in (("gzip", 1), ("X-GZIP", 0), ("identity, gzip", 0)):
-        headers = {"Content-Type": "application/x-ndjson", "Content-Encoding": coding}
-        url = f"{home}/import?recognizer={model.recognizer}"
-        done = httpx.post(url, content=gzip.compress(line), headers=headers)
-        assert (done.status_code, done.json()["template_count"]) == (200, count)
+    headers, url = {"Content-Type": "application/x-ndjson"} | gzipped, f"{home}/import?recognizer={model.recognizer}"
+    assert httpx.post(url, content=gzip.compress(line), headers=headers).json()["template_count"] == 1
     # The compression of an archive may be named as a coding.
     archive = as_gzip({"tom/1.jpg": jpeg(astronaut)})
     started = httpx.post(f"{home}/enrollments", content=archive, headers=JPEG | gzipped)
     assert kith.wait_for(started.json()["id"], timeout_s=120).counts == {"enrolled": 1}
-    several = Headers(raw=[(b"content-encoding", b"identity"), (b"content-encoding", b"gzip")])
-    assert content_coding(several, ("gzip",)) == "gzip"
-    with raises_code("unsupported_encoding"):
-        content_coding(several)
 
 
 PREFIXES = (

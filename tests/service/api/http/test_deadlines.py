@@ -57,7 +57,6 @@ def test_a_disconnect_cancels_the_request(
     request = f"{head}\r\n".encode() + photo
     waiting = 'kith_queue_items{lane="requests"'
     monkeypatch.setattr(gate, "BODY_PATIENCE_S", 1)  # for bodies only: the watch for a disconnect goes on
-    monkeypatch.setattr(gate, "MIN_BODY_RATE", 10**9)
     with (
         held_detector(monkeypatch) as release,
         embedded(load_settings(data_dir=tmp_path, threads=1, log_level="WARNING")) as url,
