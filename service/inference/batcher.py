@@ -10,12 +10,12 @@ import asyncio
 import logging
 import threading
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Self, TypeVar
 
+from models.runtime.onnx_runtime import choose_bucket
 from service.core import deadlines
 from service.core.errors import KithError, OverloadedError
 from service.inference.scheduler import FairQueue, LanePolicy, QueuedItems
@@ -46,7 +46,6 @@ class DevicePool:
         """Guards the queues of all batchers."""
         self._batchers: list[Batcher[Any, Any]] = []
         self._failed = [0] * count
-        self._idle = set(range(count))
         self._lead = LanePolicy()
         self._closing = False
         self._threads = [threading.Thread(target=self._work, args=(n,), name=f"device-{n}") for n in range(count)]
@@ -96,65 +95,19 @@ class DevicePool:
                         return
                     self.changed.wait()
                 batcher, background = self._next(waiting)
-                among = sum(idle < len(batcher.functions) for idle in self._idle)
-                batch = batcher.take(background, alone=not self._lead.requests_recent, among=among)
-                self._idle.discard(device)
+                batch = batcher.take(background)
                 if len(waiting) > 1 or batcher.queue:
                     self.changed.notify_all()  # another device may be idle
             try:
                 batcher.run(device, batch)
             except Exception:  # the batcher's event loop is closed; other batchers may have another loop
                 log.exception("%s could not deliver results", batcher.name)
-            with self.changed:
-                self._idle.add(device)
 
     def _next(self, waiting: Sequence[Batcher[Any, Any]]) -> tuple[Batcher[Any, Any], bool]:
         """Return the batcher whose batch runs next, and whether background work leads it."""
-        lanes = {
-            False: [b for b in waiting if b.queue.foreground_count],
-            True: [b for b in waiting if b.queue.background_count],
-        }
+        lanes = {lane: [b for b in waiting if b.queue.count(lane)] for lane in (False, True)}
         background = self._lead.background(bool(lanes[False]), bool(lanes[True]))
         return min(lanes[background], key=lambda each: each.queue.since(background)), background
-
-
-class BatchCosts:
-    """Moving average of batch durations in seconds, by key and bucket.
-
-    A device's first batch of each kind is ignored, because it may include the compilation of the network.
-    """
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = tuple(sizes)
-        self._seconds: dict[tuple[Hashable, int], float] = {}
-        self._begun: set[tuple[int, Hashable, int]] = set()
-
-    def add(self, device: int, key: Hashable, count: int, seconds: float) -> bool:
-        """Add a measurement. Return False if it is ignored."""
-        bucket = self.bucket(count)
-        if (device, key, bucket) not in self._begun:
-            self._begun.add((device, key, bucket))
-            return False
-        self._seconds[key, bucket] = _moving_average(self._seconds.get((key, bucket), seconds), seconds)
-        return True
-
-    def fitting(self, key: Hashable, waiting: int) -> int:
-        """Return how many of the ``waiting`` items to take.
-
-        The result is the largest bucket that they fill, if running the rest afterwards is faster than padding all items
-        to one bucket. Otherwise it is as many as fit.
-        """
-        waiting = min(waiting, self._sizes[-1])
-        full = max(size for size in self._sizes if size <= waiting)
-        parts = [self._seconds.get((key, self.bucket(count))) for count in (full, waiting - full, waiting) if count]
-        if full == waiting or None in parts:
-            return waiting
-        first, rest, whole = (part for part in parts if part is not None)
-        return full if first + rest < whole else waiting
-
-    def bucket(self, count: int) -> int:
-        """Return the size to which a batch of ``count`` items is padded."""
-        return self._sizes[bisect_left(self._sizes, count)]
 
 
 @dataclass(eq=False, slots=True)
@@ -209,8 +162,9 @@ class Batcher(Generic[Item, Result]):
         self.metrics = metrics.of_batches(name)
         self._devices = devices
         self.functions = functions
-        self._costs = BatchCosts(sizes)
-        self._beside_requests = max((size for size in sizes if 2 * size <= sizes[-1]), default=1)
+        self._sizes = tuple(sizes)
+        self._background_size = max((size for size in sizes if 2 * size <= sizes[-1]), default=1)
+        self._compiled: set[tuple[int, Hashable, int]] = set()
         self._max_queue = max_queue
         self._shape_of = shape_of
         self._closing = False
@@ -234,7 +188,7 @@ class Batcher(Generic[Item, Result]):
     @property
     def waiting(self) -> int:
         """Number of queued items, background items excluded."""
-        return self.queue.foreground_count
+        return self.queue.count(background=False)
 
     def admit(self, count: int, coming: int = 0) -> None:
         """Check whether the queue accepts ``count`` more items, if ``coming`` others will be submitted soon.
@@ -319,21 +273,16 @@ class Batcher(Generic[Item, Result]):
                 self.metrics.count_dropped(reason, part.left)
                 self.queue.drop(part)
 
-    def take(self, background: bool, alone: bool = True, among: int = 1) -> _Batch[Item, Result]:
+    def take(self, background: bool) -> _Batch[Item, Result]:
         """Take the next batch for a device. Call with ``DevicePool.changed`` held, if the leading lane has items.
 
-        A background batch is smaller unless ``alone``, because requests that arrive meanwhile wait for its end. Items
-        are shared ``among`` the idle devices.
+        A background batch is smaller, because requests that arrive meanwhile wait for its end.
         """
         now = time.monotonic()
-        key, waiting = self.queue.next_key(background)
-        waiting = -(-waiting // among)
-        if background and not alone:
-            waiting = min(waiting, self._beside_requests)
-        taken = self.queue.take(self._costs.fitting(key, waiting), now, background)
+        taken = self.queue.take(self._background_size if background else self._sizes[-1], now, background)
         self._begun += 1
         return _Batch(
-            key,
+            taken[0][0].key,
             [part.items[place] for part, place in taken],
             [(part.owner, part.rows[place]) for part, place in taken],
             [now - part.came for part, _ in taken],
@@ -368,13 +317,13 @@ class Batcher(Generic[Item, Result]):
 
     def _learn(self, device: int, batch: _Batch[Item, Result], ran_s: float) -> None:
         count = len(batch.items)
-        if self._costs.add(device, batch.key, count, ran_s):
-            self.seconds_per_item = _moving_average(self.seconds_per_item or ran_s / count, ran_s / count)
-        self.metrics.observe_batch(count, self._costs.bucket(count), ran_s, batch.waited_s)
-
-
-def _moving_average(before: float, now: float) -> float:
-    return before + (RISE_WEIGHT if now > before else FALL_WEIGHT) * (now - before)
+        bucket = choose_bucket(count, self._sizes)
+        kind = (device, batch.key, bucket)
+        if kind in self._compiled:  # the first batch of a kind may include the compilation of the network
+            now, before = ran_s / count, self.seconds_per_item or ran_s / count
+            self.seconds_per_item = before + (RISE_WEIGHT if now > before else FALL_WEIGHT) * (now - before)
+        self._compiled.add(kind)
+        self.metrics.observe_batch(count, bucket, ran_s, batch.waited_s)
 
 
 def _run_isolating_failures(

@@ -51,8 +51,8 @@ class MetricsExport:
         gauge("kith_event_streams", "Open event streams.", metrics.open_streams)
         about = "1 while this process sends events to the MQTT broker. One of all servers does: use max."
         gauge("kith_mqtt_connected", about, dict(metrics.mqtt_connected), "broker")
-        queued = {(b.name, "requests"): b.queue.foreground_count for b in networks}
-        queued |= {(b.name, "background"): b.queue.background_count for b in networks}
+        queued = {(b.name, "requests"): b.queue.count(background=False) for b in networks}
+        queued |= {(b.name, "background"): b.queue.count(background=True) for b in networks}
         gauge("kith_queue_items", "Items waiting for a network.", queued, "network", "lane")
         waiting, lost = self.audit_backlog()
         gauge("kith_audit_waiting", "Audit entries not written yet.", waiting)

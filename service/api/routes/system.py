@@ -152,8 +152,8 @@ def to_master_key_out(master: MasterKeys) -> CheckOut | None:
 def _queue(batcher: Batcher[object, object]) -> QueueOut:
     return QueueOut(
         network=batcher.name,
-        waiting_count=batcher.queue.foreground_count,
-        background_count=batcher.queue.background_count,
+        waiting_count=batcher.queue.count(background=False),
+        background_count=batcher.queue.count(background=True),
         batch_count=batcher.metrics.batches,
         seconds_per_item=batcher.seconds_per_item,
         refused_count=batcher.metrics.refused,
