@@ -33,15 +33,14 @@ def cut_crop(
     image: NDArray[np.uint8],
     box_xyxy: Float,
     landmarks_xy: Float,
-    max_side_px: int = MAX_SIDE_PX,
 ) -> Crop:
-    """Cut a face out of its (H, W, 3) RGB photo, and shrink it to ``max_side_px``. The photo's border is not padded."""
+    """Cut a face out of its (H, W, 3) RGB photo, and shrink it to MAX_SIDE_PX. The photo's border is not padded."""
     x0, y0, x1, y1 = box_xyxy.tolist()
     grown = CROP_MARGIN * max(x1 - x0, y1 - y0)
     left, top = (max(0, int(edge - grown)) for edge in (x0, y0))
     part = image[top : int(np.ceil(y1 + grown)), left : int(np.ceil(x1 + grown))]
     height, width = part.shape[:2]
-    scale = min(1.0, max_side_px / max(height, width))
+    scale = min(1.0, MAX_SIDE_PX / max(height, width))
     size = max(1, round(width * scale)), max(1, round(height * scale))
     if scale < 1:
         part = np.asarray(cv2.resize(part, size, interpolation=cv2.INTER_AREA), np.uint8)

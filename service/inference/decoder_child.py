@@ -20,13 +20,11 @@ from typing import Any, Final
 
 import numpy as np
 import pi_heif
-from numpy.typing import NDArray
 from PIL import AvifImagePlugin, Image
 
 from models.vision.photo_files import HEAD_BYTES, photo_format
 from service.core.errors import ImageError
-from service.inference.decoding import decode_with_pillow, open_image, read_orientation, translated_errors
-from service.inference.rgb_conversion import mirror
+from service.inference.decoding import open_image, read_whole, translated_errors
 from service.security.process_memory import protect_memory
 
 FORMATS: Final = ("BMP", "TIFF", "GIF", "AVIF")
@@ -35,7 +33,6 @@ LIBRARY_BYTES: Final = 64_000_000
 """Memory that decoders need for a photo of any size, besides that of the idle process."""
 MAX_CPU_S: Final = 10
 """Processor time for a photo; an AVIF of 50 megapixels takes 2 s."""
-Pixels = NDArray[np.uint8]
 
 
 def main() -> None:
@@ -81,7 +78,7 @@ def _answer(payload: bytes, shared: mmap.mmap | None) -> dict[str, Any]:
         if shared is None:
             width, height = _open(payload).size
             return {"width": width, "height": height}
-        pixels, turns = _read(payload)
+        pixels, turns = read_whole(payload, _open(payload))
         height, width = pixels.shape[:2]
         if pixels.nbytes > len(shared):
             raise ImageError("image_too_large", f"the photo has {width} x {height} pixels")
@@ -96,16 +93,6 @@ def _open(payload: bytes) -> Image.Image:
         except SyntaxError as error:
             raise ImageError("image_format", f"the HEIF file is not supported: {error}") from error
     return open_image(payload, FORMATS)
-
-
-def _read(payload: bytes) -> tuple[Pixels, int]:
-    """Return pixels and the counterclockwise quarter turns that make them upright."""
-    with _open(payload) as image:
-        pixels = decode_with_pillow(image)
-        mirrored, turns = read_orientation(image)
-    if mirrored:
-        mirror(pixels)
-    return pixels, turns
 
 
 if __name__ == "__main__":

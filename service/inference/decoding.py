@@ -25,7 +25,7 @@ from models.runtime.network import Float
 from models.vision.alignment import rotate_points
 from models.vision.detection import downscale
 from service.core.errors import ImageError, KithError
-from service.inference.rgb_conversion import mirror, to_rgb
+from service.inference.rgb_conversion import to_rgb
 
 # Pillow's own limit would warn or raise below ours.
 Image.MAX_IMAGE_PIXELS = None
@@ -66,8 +66,6 @@ class EncodedPhoto:
 
     The stored photo becomes upright by swapping left and right, if ``mirrored``, and then by ``turns`` counterclockwise
     quarter turns. A format that cannot be decoded at a smaller scale is already decoded to ``whole``, and mirrored.
-
-    ``again_bytes``: estimate of the memory for decoding the photo in full after it was decoded at a smaller scale.
     """
 
     height: int
@@ -75,7 +73,6 @@ class EncodedPhoto:
     payload: bytes
     turns: int = 0
     mirrored: bool = False
-    again_bytes: int = 0
     whole: NDArray[np.uint8] | None = None
 
     @cached_property
@@ -103,7 +100,7 @@ class EncodedPhoto:
                 with open_image(self.completed) as image:
                     pixels = decode_with_pillow(image)
             if self.mirrored:
-                mirror(pixels)
+                cv2.flip(pixels, 1, pixels)
             return DecodedPhoto(self, pixels, reduction, self.turns)
 
 
@@ -118,11 +115,6 @@ class DecodedPhoto:
     pixels: NDArray[np.uint8]
     reduction: float
     turns: int
-
-    @property
-    def held_bytes(self) -> int:
-        """Memory in bytes that the photo needs from now on, with a possible decoding at a larger scale."""
-        return self.pixels.nbytes + OVERHEAD_BYTES if self.reduction == 1.0 else self.photo.again_bytes
 
     @property
     def upright(self) -> NDArray[np.uint8]:
@@ -157,28 +149,39 @@ class DecodedPhoto:
         return rotate_points(self.points_stored(points_xy), self.turns, width, height)
 
 
+def whole_photo(pixels: NDArray[np.uint8], turns: int) -> EncodedPhoto:
+    """Return a photo that is decoded already, as :func:`read_whole` does."""
+    height, width = pixels.shape[:2][:: -1 if turns % 2 else 1]
+    return EncodedPhoto(height, width, b"", turns, whole=pixels)
+
+
 def decode_whole(payload: bytes) -> EncodedPhoto:
-    with open_image(complete(payload) if payload.startswith(START_OF_IMAGE) else payload) as image:
+    content = complete(payload) if payload.startswith(START_OF_IMAGE) else payload
+    return whole_photo(*read_whole(content, open_image(content)))
+
+
+def read_whole(payload: bytes, image: Image.Image) -> tuple[NDArray[np.uint8], int]:
+    """Return (h, w, 3) RGB, mirrored if necessary, and the counterclockwise quarter turns that make it upright.
+
+    Args:
+        image: the photo as an opened file, not loaded.
+    """
+    with image:
         pixels = _decode_webp(payload, image) if image.format == "WEBP" else decode_with_pillow(image)
         mirrored, turns = read_orientation(image)
     if mirrored:
-        mirror(pixels)
-    height, width = pixels.shape[:2][:: -1 if turns % 2 else 1]
-    return EncodedPhoto(height, width, b"", turns, mirrored, whole=pixels)
+        cv2.flip(pixels, 1, pixels)
+    return pixels, turns
 
 
 def decode_with_pillow(image: Image.Image) -> NDArray[np.uint8]:
     """Return (h, w, 3) RGB as stored."""
     image.load()  # turns a TIFF
-    return to_rgb(image.size, lambda top, bottom: image.crop((0, top, image.width, bottom)))
+    return to_rgb(image)
 
 
 def _decode_webp(payload: bytes, image: Image.Image) -> NDArray[np.uint8]:
-    """Decode the first frame with OpenCV. Pillow would hold four copies of it.
-
-    Args:
-        image: opened file, not loaded.
-    """
+    """Decode the first frame with OpenCV. Pillow would hold four copies of it."""
     has_alpha = image.mode == "RGBA"
     encoded = np.frombuffer(payload, np.uint8)
     flags = cv2.IMREAD_UNCHANGED if has_alpha else cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
@@ -186,12 +189,9 @@ def _decode_webp(payload: bytes, image: Image.Image) -> NDArray[np.uint8]:
     width, height = image.size
     if decoded is None or decoded.shape != (height, width, 4 if has_alpha else 3):
         raise ImageError("image_damaged", "the photo cannot be decoded: its WebP data is damaged")
-    pixels = np.asarray(decoded, np.uint8)
     if has_alpha:
-        return to_rgb(
-            image.size, lambda top, bottom: Image.fromarray(cv2.cvtColor(pixels[top:bottom], cv2.COLOR_BGRA2RGBA))
-        )
-    return pixels
+        return to_rgb(Image.fromarray(cv2.cvtColor(decoded, cv2.COLOR_BGRA2RGBA, decoded)))
+    return np.asarray(decoded, np.uint8)
 
 
 def open_image(payload: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Image:
@@ -216,22 +216,12 @@ def translated_errors() -> Iterator[None]:
         yield
     except (KithError, MemoryError):  # MemoryError: a shortage of the server, not a damaged photo
         raise
-    except TooManySegmentsError as error:
-        raise ImageError("image_too_large", str(error)) from error
     except Exception as error:  # decoders and EXIF readers raise unrelated exceptions on damaged files
         raise ImageError("image_damaged", f"the photo cannot be decoded: {error}") from error
 
 
-class TooManySegmentsError(ValueError):
-    """JPEG file with more than MAX_SEGMENTS segments."""
-
-
 def count_scans(payload: bytes) -> int:
-    """Count scans up to the end-of-image marker; videos and other photos may follow.
-
-    Raises:
-        TooManySegmentsError: The file has too many segments.
-    """
+    """Count scans up to the end-of-image marker; videos and other photos may follow. Raises image_too_large."""
     return sum(marker == START_OF_SCAN for marker in _segments(payload))
 
 
@@ -239,10 +229,7 @@ def complete(payload: bytes) -> bytes:
     """Return the file with an end-of-image marker if only that is missing, else unchanged.
 
     Some cameras omit the marker. If scan data is missing too, the file stays truncated, and decoders reject it. So does
-    a progressive file, of whose scans some may be missing.
-
-    Raises:
-        TooManySegmentsError: The file has too many segments.
+    a progressive file, of whose scans some may be missing. Raises image_too_large.
     """
     if payload.endswith(END_OF_IMAGE):
         return payload
@@ -282,7 +269,7 @@ def decode_rgb(payload: bytes, size: tuple[int, int], reduction: float) -> NDArr
 
 
 def _segments(payload: bytes) -> Iterator[int]:
-    """Yield the marker of each segment up to the end-of-image marker.
+    """Yield the marker of each segment up to the end-of-image marker. Raises image_too_large.
 
     Entropy-coded data is searched, not decoded, for the start of the next segment.
     """
@@ -295,4 +282,4 @@ def _segments(payload: bytes) -> Iterator[int]:
         if found[0] == END_OF_IMAGE:
             return
         at = found.end() + max(2, int.from_bytes(payload[found.end() : found.end() + 2]))
-    raise TooManySegmentsError(f"the photo has more than {MAX_SEGMENTS} segments, the limit")
+    raise ImageError("image_too_large", f"the photo has more than {MAX_SEGMENTS} segments, the limit")

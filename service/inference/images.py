@@ -24,6 +24,7 @@ from service.inference.decoding import (
     open_image,
     read_orientation,
     translated_errors,
+    whole_photo,
 )
 
 MAX_SCANNED_FACTOR: Final = 20
@@ -39,8 +40,6 @@ WEBP_BYTES: Final = 12.5
 DECODED_BYTES: Final = 7
 """Bytes per pixel that decoding takes, with the RGB pixels that it returns, of WebP and of JPEG and PNG: the most of
 each. docs/performance.md has the measured peaks."""
-AGAIN_BYTES: Final = 3.75
-"""Bytes per pixel for decoding a JPEG in full, with its largest reduction in memory."""
 COEFFICIENT_BYTES: Final = 8
 """Further bytes per pixel of a JPEG with several scans, whose coefficients are all in memory."""
 OTHER_BYTES: Final = 25
@@ -123,9 +122,7 @@ class PhotoDecoder:
         self._processes.close()
 
     def _decode_other(self, payload: bytes, memory_bytes: int) -> EncodedPhoto:
-        pixels, turns = self._processes.decode(payload, memory_bytes)
-        height, width = pixels.shape[:2][:: -1 if turns % 2 else 1]
-        return EncodedPhoto(height, width, b"", turns, whole=pixels)
+        return whole_photo(*self._processes.decode(payload, memory_bytes))
 
 
 def _read_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
@@ -138,16 +135,14 @@ def _read_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
         scans = count_scans(payload) if image.format in ("JPEG", "MPO") else 1
         if scans * pixels > MAX_SCANNED_FACTOR * limits.max_pixels:
             raise ImageError("image_too_large", f"the photo has {scans} scans of {width} x {height} pixels")
-        held = COEFFICIENT_BYTES if scans > 1 else 0
-        factor = (WEBP_BYTES if image.format == "WEBP" else DECODED_BYTES) + held
+        factor = (WEBP_BYTES if image.format == "WEBP" else DECODED_BYTES) + (COEFFICIENT_BYTES if scans > 1 else 0)
         peak_bytes = len(payload) + math.ceil(factor * pixels) + OVERHEAD_BYTES
         if not isinstance(image, JpegImageFile) or image.mode not in ("L", "RGB"):
             return PhotoHeader(height, width, peak_bytes, partial(decode_whole, payload))
         mirrored, turns = read_orientation(image)
         if turns % 2:
             height, width = width, height
-        again_bytes = len(payload) + math.ceil((AGAIN_BYTES + held) * pixels) + OVERHEAD_BYTES
-        photo = EncodedPhoto(height, width, payload, turns, mirrored, again_bytes)
+        photo = EncodedPhoto(height, width, payload, turns, mirrored)
         return PhotoHeader(height, width, peak_bytes, lambda: photo, scans * pixels <= SHORT_PIXELS)
 
 

@@ -29,7 +29,7 @@ from service.core.errors import DeadlineExceededError, ImageError, OverloadedErr
 from service.domain.gallery import Crop, Gallery
 from service.inference import crops
 from service.inference.batcher import Batcher
-from service.inference.decoding import DecodedPhoto
+from service.inference.decoding import OVERHEAD_BYTES, DecodedPhoto
 from service.inference.images import PhotoDecoder, PhotoHeader, has_short_header
 from service.inference.recognizers import LivenessJudge, ServedRecognizer
 from service.inference.url_fetching import UrlFetcher
@@ -236,7 +236,8 @@ class PhotoPipeline:
                 share = await place.enter_async_context(self._budget.share(header.peak_bytes + further_bytes))
                 with self.metrics.stage("decode"):
                     picture, canvas = await _until_done(working(self._decode, header, detail))
-                share.shrink(picture.held_bytes + further_bytes)
+                if picture.reduction == 1.0:  # otherwise, it may be decoded again
+                    share.shrink(picture.pixels.nbytes + OVERHEAD_BYTES + further_bytes)
             finally:
                 self._undecoded -= not background
             with self.metrics.stage("detect"):

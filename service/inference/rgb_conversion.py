@@ -16,39 +16,26 @@ from PIL import Image
 
 STRIP_PIXELS: Final = 1 << 16
 """Pixels per strip. Conversions of a strip stay in the processor's cache."""
-Strip = Callable[[int, int], Image.Image]
-"""Returns the rows from a first to a last one, which is excluded."""
 
 
-def to_rgb(size: tuple[int, int], strip: Strip) -> NDArray[np.uint8]:
-    """Return (height, width, 3) uint8 RGB. Transparent pixels are blended over white.
-
-    Args:
-        size: width and height in pixels.
-        strip: reader of rows; all strips have the same mode.
-    """
-    width, height = size
+def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
+    """Return (height, width, 3) uint8 RGB. Transparent pixels are blended over white."""
     convert: Callable[[Image.Image], NDArray[np.uint8]] = _blend_over_white
-    if strip(0, 1).mode.startswith("I"):  # gray of 16 or 32 bits, which Pillow clips at 255
-        brightest = max(int(np.asarray(strip(*rows)).max(initial=0)) for rows in _rows(width, height))
+    if image.mode.startswith("I"):  # gray of 16 or 32 bits, which Pillow clips at 255
+        brightest = max(int(np.asarray(strip).max(initial=0)) for _, strip in _strips(image))
         # Files of 8 to 14 bits often have pixels of 16 bits, so the brightest pixel decides.
         convert = partial(_shift_gray, max(0, brightest.bit_length() - 8))
-    pixels = np.empty((height, width, 3), np.uint8)
-    for top, bottom in _rows(width, height):
-        pixels[top:bottom] = convert(strip(top, bottom))
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for rows, strip in _strips(image):
+        pixels[rows] = convert(strip)
     return pixels
 
 
-def mirror(pixels: NDArray[np.uint8]) -> None:
-    """Swap left and right of (height, width, 3) pixels in place."""
-    height, width = pixels.shape[:2]
-    for top, bottom in _rows(width, height):
-        pixels[top:bottom] = pixels[top:bottom, ::-1].copy()
-
-
-def _rows(width: int, height: int) -> Iterator[tuple[int, int]]:
-    step = max(1, STRIP_PIXELS // width)
-    return ((top, min(top + step, height)) for top in range(0, height, step))
+def _strips(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
+    step = max(1, STRIP_PIXELS // image.width)
+    for top in range(0, image.height, step):
+        bottom = min(top + step, image.height)
+        yield slice(top, bottom), image.crop((0, top, image.width, bottom))
 
 
 def _blend_over_white(image: Image.Image) -> NDArray[np.uint8]:

@@ -21,12 +21,10 @@ from service.inference import crops
 Photo = NDArray[np.uint8]
 
 
-def of(detector: Detector, photo: Photo, max_side_px: int = crops.MAX_SIDE_PX) -> tuple[Crop, NDArray[np.float32]]:
+def of(detector: Detector, photo: Photo) -> tuple[Crop, NDArray[np.float32]]:
     (faces,) = detector.detect([photo])
-    row = int(np.argmax((faces.boxes_xyxy[:, 2:] - faces.boxes_xyxy[:, :2]).prod(1)))
-    return crops.cut_crop(photo, faces.boxes_xyxy[row], faces.landmarks_xy[row], max_side_px), faces.landmarks_xy[row][
-        None
-    ]
+    row = faces.largest()
+    return crops.cut_crop(photo, faces.boxes_xyxy[row], faces.landmarks_xy[row]), faces.landmarks_xy[row][None]
 
 
 @pytest.mark.parametrize("scale", [1, 3])
