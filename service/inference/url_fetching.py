@@ -12,19 +12,12 @@ import httpx2 as httpx
 
 from service.core.deadlines import FairSemaphore, in_time
 from service.core.errors import ImageError
-from service.security.outbound_http import (
-    MAX_CONCURRENT,
-    TRANSPORT_ERRORS,
-    NotConnectedError,
-    OutboundHttp,
-    TargetRefusedError,
-)
+from service.security.outbound_http import MAX_CONCURRENT, NotConnectedError, OutboundHttp, TargetRefusedError
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 """Timeout of one photo: name resolution, connections, redirects and transfer."""
 MAX_REDIRECTS: Final = 3
 CONTENT_TYPES: Final = ("image/", "application/octet-stream", "binary/octet-stream")
-REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 HEADERS: Final = {
     "User-Agent": "kith",
     "Accept": "image/*, application/octet-stream;q=0.5",
@@ -52,47 +45,28 @@ class UrlFetcher:
             image_too_large: The photo exceeds ``max_bytes``; the rest was not read.
             DeadlineExceededError, ClientGoneError: The request has ended.
         """
-        target = self._target(url)
         async with self._places, in_time():
-            return await self._follow(target)
-
-    def _target(self, text: str) -> httpx.URL:
-        """Return the normalized URL if it is allowed. Raises url_refused."""
-        try:
-            return self._http.target(text)
-        except TargetRefusedError as error:
-            raise _refused() from error
+            try:
+                async with asyncio.timeout(self._total_s):
+                    return await self._follow(self._http.target(url))
+            except (TargetRefusedError, httpx.InvalidURL, ValueError) as error:
+                raise ImageError("url_refused", "photos from this URL are not allowed") from error
+            except NotConnectedError as error:
+                raise ImageError("url_failed", "no connection could be made") from error
+            except httpx.TransportError as error:
+                raise ImageError("url_failed", "the connection broke") from error
+            except TimeoutError as error:
+                raise ImageError("url_failed", f"the photo did not arrive within {self._total_s:g} s") from error
 
     async def _follow(self, url: httpx.URL) -> bytes:
-        try:
-            async with asyncio.timeout(self._total_s):
-                for _ in range(1 + MAX_REDIRECTS):
-                    answer = await self._get(url)
-                    if isinstance(answer, bytes):
-                        return answer
-                    url = self._target(str(answer))
-        except TimeoutError as error:
-            raise ImageError("url_failed", f"the photo did not arrive within {self._total_s:g} s") from error
+        for _ in range(1 + MAX_REDIRECTS):
+            async with self._http.request("GET", url, HEADERS, self._total_s) as response:
+                if not response.has_redirect_location:
+                    return await self._read(response)
+                url = self._http.target(str(url.join(response.headers["location"])))
         raise ImageError("url_failed", f"the URL redirects more than {MAX_REDIRECTS} times")
 
-    async def _get(self, url: httpx.URL) -> bytes | httpx.URL:
-        """Return the photo, or the target of a redirect."""
-        try:
-            async with self._http.request("GET", url, HEADERS, self._total_s) as response:
-                return await self._read(url, response)
-        except TargetRefusedError as error:
-            raise _refused() from error
-        except NotConnectedError as error:
-            raise ImageError("url_failed", "no connection could be made") from error
-        except TRANSPORT_ERRORS as error:
-            raise ImageError("url_failed", "the connection broke") from error
-
-    async def _read(self, url: httpx.URL, response: httpx.Response) -> bytes | httpx.URL:
-        if response.status_code in REDIRECTS and "location" in response.headers:
-            try:
-                return url.join(response.headers["location"])
-            except (httpx.InvalidURL, ValueError) as error:
-                raise _refused() from error
+    async def _read(self, response: httpx.Response) -> bytes:
         if response.status_code != 200:
             raise ImageError("url_failed", f"the URL returned status {response.status_code}")
         if not response.headers.get("content-type", "").lower().startswith(CONTENT_TYPES):
@@ -106,7 +80,3 @@ class UrlFetcher:
                 raise ImageError("image_too_large", f"the photo has more than {self._max_bytes} bytes, the limit")
             pieces.append(piece)
         return b"".join(pieces)
-
-
-def _refused() -> ImageError:
-    return ImageError("url_refused", "photos from this URL are not allowed")
