@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Final, Literal
 
 import numpy as np
@@ -68,33 +70,8 @@ class EnginePreference:
 CpuNetwork = OpenVinoNetwork | OnnxNetwork
 
 
-@dataclass(frozen=True)
-class Runtime:
-    """Runtime on CPUs. ``open``: opens a file, or the graph made from it, in a precision."""
-
-    is_installed: Callable[[], bool]
-    supported_precisions: Callable[[], AbstractSet[Precision]]
-    fast_precisions: Callable[[], AbstractSet[Precision]]
-    open: Callable[[Path, Precision, EnginePreference, bytes | None], CpuNetwork]
-
-
-RUNTIMES: Final[Mapping[Engine, Runtime]] = {
-    "openvino": Runtime(
-        openvino_network.is_installed,
-        openvino_network.supported_precisions,
-        openvino_network.fast_precisions,
-        lambda path, precision, wanted, graph: OpenVinoNetwork(path, precision, wanted.threads, graph, wanted.streams),
-    ),
-    "onnxruntime": Runtime(
-        onnx_runtime.is_installed,
-        lambda: frozenset[Precision](("fp32", "int8")),
-        onnx_runtime.fast_precisions,
-        lambda path, precision, wanted, graph: OnnxNetwork(
-            path, wanted.provider or CPU, wanted.threads, precision, graph
-        ),
-    ),
-}
-"""Runtimes, preferred first."""
+RUNTIMES: Final[Mapping[Engine, ModuleType]] = {"openvino": openvino_network, "onnxruntime": onnx_runtime}
+"""Modules of the runtimes on CPUs, preferred first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,10 +181,19 @@ def open_with_engine(spec: NetworkSpec, choice: EngineChoice, preference: Engine
         RuntimeUnavailableError: the engine or the pinned provider is unavailable.
     """
     path = spec.int8.path if choice.precision == "int8" and spec.int8 is not None else spec.path
-    network = RUNTIMES[choice.engine].open(path, choice.precision, preference, None)
+    network = _open_file(path, choice, preference)
     network.reason = choice.reason
     is_static = isinstance(spec, DetectionSpec) and network.is_static
     return _open_dynamic(network, choice, preference) if is_static else network
+
+
+def _open_file(
+    path: Path, choice: EngineChoice, preference: EnginePreference, graph: bytes | None = None
+) -> CpuNetwork:
+    """Open a file, or the ``graph`` made from it."""
+    if choice.engine == "openvino":
+        return OpenVinoNetwork(path, choice.precision, preference.threads, graph, preference.streams)
+    return OnnxNetwork(path, preference.provider or CPU, preference.threads, choice.precision, graph)
 
 
 def _open_dynamic(static: CpuNetwork, choice: EngineChoice, preference: EnginePreference) -> CpuNetwork:
@@ -215,7 +201,7 @@ def _open_dynamic(static: CpuNetwork, choice: EngineChoice, preference: EnginePr
     try:
         if (graph := make_dynamic(static.path)) is None:
             return static
-        dynamic = RUNTIMES[choice.engine].open(static.path, choice.precision, preference, graph)
+        dynamic = _open_file(static.path, choice, preference, graph)
         equal = agrees(static, dynamic)
     except Exception as error:  # runtimes raise many unrelated types for shapes that do not fit
         log.info("%s keeps its fixed shape: %s", static.path.name, error)
@@ -242,7 +228,7 @@ def available_precisions(only: Engine | None = None) -> PrecisionsByEngine:
     available = {
         name: runtime.fast_precisions()
         for name, runtime in RUNTIMES.items()
-        if only in (None, name) and runtime.is_installed()
+        if only in (None, name) and find_spec(name) is not None
     }
     if not available:
         missing = "no runtime is" if only is None else f"{only} is not"
@@ -325,7 +311,7 @@ def open_on_device(spec: NetworkSpec, device: Device, half: bool = True) -> Cuda
 def input_shapes(spec: NetworkSpec) -> list[tuple[int, ...]]:
     """Return every (n, 3, height, width) that the service uses on a GPU. Raises RuntimeUnavailableError: the file is
     invalid."""
-    batch, _, height, width = OnnxNetwork(spec.path, "CPUExecutionProvider").input_shape
+    batch, _, height, width = OnnxNetwork(spec.path, CPU).input_shape
     sizes: tuple[int, ...]
     sides: list[tuple[int, int]]
     if not isinstance(spec, DetectionSpec):

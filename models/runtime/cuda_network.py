@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.errors import RuntimeUnavailableError
-from models.runtime.network import Engine, Float, Precision, input_type
-from models.runtime.onnx_check import check_network
+from models.errors import ModelError, RuntimeUnavailableError
+from models.runtime.network import Engine, Float, Precision
 from models.runtime.onnx_runtime import (
-    NodeProfile,
+    CPU,
+    OnnxNetwork,
     available_cores,
     available_providers,
     choose_bucket,
@@ -79,7 +79,7 @@ class CudaNetwork:
         half: compute in fp16.
 
     Raises:
-        PackError: the file fails :func:`check_network`.
+        PackError: the file fails :func:`check_network`, or onnxruntime cannot open it on the CPU.
         RuntimeUnavailableError: the device cannot start, or its results differ from the CPU.
     """
 
@@ -102,10 +102,10 @@ class CudaNetwork:
         self._sizes: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for shape in self._shapes:
             self._sizes[shape[1:]].append(shape[0])
-        check_network(path)
+        self._provider = CUDA if device.kind == "cuda" else CPU
         try:
             self._start(half)
-        except RuntimeUnavailableError:
+        except ModelError:
             raise
         except Exception as error:
             # onnxruntime raises many unrelated types. The caller falls back to the CPU on this one.
@@ -124,7 +124,10 @@ class CudaNetwork:
     def _start(self, half: bool) -> None:
         if self.device.kind == "cuda":
             preload_cuda_libraries()
-        expected = self._run_on_cpu()
+        reference = OnnxNetwork(self.path, CPU, threads=1)
+        self.input_name, self.input_shape = reference.input_name, reference.input_shape
+        self.output_names, self._input_type = reference.output_names, reference.input_type
+        expected = reference.run(self._probe)
         models: list[bytes | str] = [str(self.path)]
         if half and self._input_type is np.float32:  # a network with an fp16 input computes in fp16 already
             models.insert(0, convert_to_fp16(self.path))
@@ -159,44 +162,19 @@ class CudaNetwork:
         """Precision of the weights and arithmetic."""
         return "fp32" if isinstance(self._model, str) and self._input_type is not np.float16 else "fp16"
 
-    def placement(self, batch: Float) -> dict[str, int]:
-        """Run once under the profiler and return the number of nodes that each provider executed."""
-        return dict(Counter(node.provider for node in self._profiled(batch)))
-
-    def _run_on_cpu(self) -> list[Float]:
-        session = self._open_with(str(self.path), ["CPUExecutionProvider"])
-        inputs, outputs = session.get_inputs(), session.get_outputs()
-        self.input_name: str = inputs[0].name
-        self.input_shape: tuple[int | str | None, ...] = tuple(inputs[0].shape)
-        self.output_names: list[str] = [output.name for output in outputs]
-        self._input_type = input_type(inputs[0].type, self.path)
-        ran = session.run(self.output_names, {self.input_name: self._probe.astype(self._input_type, copy=False)})
-        return [np.asarray(output, np.float32) for output in ran]
-
     def _open(self, model: bytes | str, options: Any = None) -> Any:
-        if self.device.kind == "cpu":
-            return self._open_with(model, ["CPUExecutionProvider"], options)
         cuda = {
             "device_id": self.device.index,
             "arena_extend_strategy": "kSameAsRequested",
             # On an H100, a shape took 3 to 5 s; EXHAUSTIVE takes half longer, DEFAULT runs 14 times slower.
             "cudnn_conv_algo_search": "HEURISTIC",
         }
-        try:
-            return self._open_with(model, [(CUDA, cuda), "CPUExecutionProvider"], options)
-        except RuntimeUnavailableError as error:
-            raise RuntimeUnavailableError(diagnose_cuda() or str(error)) from error
-
-    def _open_with(self, model: bytes | str, providers: list[Any], options: Any = None) -> Any:
-        first = providers[0] if isinstance(providers[0], str) else providers[0][0]
-        try:
-            session = import_onnxruntime().InferenceSession(
-                model, options or self._session_options(), providers=providers, enable_fallback=0
-            )
-        except Exception as error:  # onnxruntime raises many unrelated types
-            raise RuntimeUnavailableError(f"{self.path.name} cannot be opened on {first}: {error}") from error
-        if first not in session.get_providers():
-            raise RuntimeUnavailableError(f"{first} is installed but could not start on this machine")
+        providers = [(CUDA, cuda), CPU] if self.device.kind == "cuda" else [CPU]
+        session = import_onnxruntime().InferenceSession(
+            model, options or self._session_options(), providers=providers, enable_fallback=0
+        )
+        if self._provider not in session.get_providers():
+            raise RuntimeUnavailableError(f"{self._provider} is installed but could not start on this machine")
         return session
 
     def _session_options(self) -> Any:
@@ -241,14 +219,9 @@ class CudaNetwork:
 
     def _count_cpu_nodes(self) -> dict[str, int]:
         """Count nodes by operator that ran off the device. Shape arithmetic is excluded: it belongs on the CPU."""
-        wanted = "CPUExecutionProvider" if self.device.kind == "cpu" else CUDA
-        ran = self._profiled(self._probe)
-        return dict(Counter(node.operator for node in ran if node.computes and node.provider != wanted))
-
-    def _profiled(self, batch: Float) -> list[NodeProfile]:
-        options = self._session_options()
-        given = batch.astype(self._input_type, copy=False)
-        return profile_nodes(options, lambda: self._open(self._model, options), given)
+        options, given = self._session_options(), self._probe.astype(self._input_type, copy=False)
+        ran = profile_nodes(options, lambda: self._open(self._model, options), given)
+        return dict(Counter(node.operator for node in ran if node.computes and node.provider != self._provider))
 
 
 def _run_bound(prepared: _PreparedShape) -> list[Float]:
@@ -271,11 +244,7 @@ def _min_cosine(expected: Sequence[Float], given: Sequence[Float]) -> float:
 
 
 def convert_to_fp16(path: Path) -> bytes:
-    """Return the network with weights and arithmetic in fp16, and inputs and outputs in fp32.
-
-    Raises:
-        RuntimeUnavailableError: onnxruntime cannot open the file.
-    """
+    """Return the network with weights and arithmetic in fp16, and inputs and outputs in fp32."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     with tempfile.TemporaryDirectory() as work, warnings.catch_warnings():
@@ -294,10 +263,7 @@ def _fold_constants(path: Path, folder: Path) -> onnx.ModelProto:
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(folder / "folded.onnx")
     options.log_severity_level = 3
-    try:
-        runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises a dozen unrelated types here
-        raise RuntimeUnavailableError(f"{path.name} cannot be opened: {error}") from error
+    runtime.InferenceSession(str(path), options, providers=[CPU])
     return onnx.load(folder / "folded.onnx")
 
 

@@ -78,6 +78,3 @@ class Network(Protocol):
 
         Outputs have n rows. Outputs without a batch axis hold the rows of each input one after the other.
         """
-
-    def placement(self, batch: Float) -> dict[str, int]:
-        """Run ``batch`` once and return the number of nodes by provider or precision."""

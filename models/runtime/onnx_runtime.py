@@ -52,11 +52,6 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-def is_installed() -> bool:
-    """Tell whether onnxruntime is installed."""
-    return find_spec("onnxruntime") is not None
-
-
 def is_gpu_build() -> bool:
     """Tell whether the installed onnxruntime supports CUDA, without importing it."""
     spec = find_spec("onnxruntime")
@@ -73,9 +68,14 @@ def has_fast_int8() -> bool:
     return not INT8_CPU_FLAGS.isdisjoint(flags)
 
 
+def supported_precisions() -> frozenset[Precision]:
+    """Return the precisions that the CPU provider computes in, fast or not."""
+    return frozenset({"fp32", "int8"})
+
+
 def fast_precisions() -> frozenset[Precision]:
     """Return fp32, and INT8 where the processor runs it faster."""
-    return frozenset({"fp32", "int8"}) if has_fast_int8() else frozenset({"fp32"})
+    return supported_precisions() if has_fast_int8() else frozenset({"fp32"})
 
 
 def available_providers() -> list[str]:
@@ -167,7 +167,7 @@ class OnnxNetwork:
             raise RuntimeUnavailableError(f"{provider} is installed but could not start on this machine")
         self.input_name: str = self._session.get_inputs()[0].name
         self.input_shape: tuple[int | str | None, ...] = tuple(self._session.get_inputs()[0].shape)
-        self._input_type = input_type(self._session.get_inputs()[0].type, path)
+        self.input_type = input_type(self._session.get_inputs()[0].type, path)
         self.output_names: list[str] = [o.name for o in self._session.get_outputs()]
         outputs = self._session.get_outputs()
         # SCRFD exports for one photo have outputs without a batch axis, (n, k) instead of (batch, n, k).
@@ -206,13 +206,13 @@ class OnnxNetwork:
         return run_in_pieces(batch, self._sizes, self._is_fixed, self._infer)
 
     def _infer(self, piece: Float) -> list[Float]:
-        ran = self._session.run(self.output_names, {self.input_name: piece.astype(self._input_type, copy=False)})
+        ran = self._session.run(self.output_names, {self.input_name: piece.astype(self.input_type, copy=False)})
         return [np.asarray(output, np.float32) for output in ran]
 
     def placement(self, batch: Float) -> dict[str, int]:
         """Run once under the profiler and return the number of nodes that each provider executed."""
         options = self.session_options()
-        given = batch.astype(self._input_type, copy=False)
+        given = batch.astype(self.input_type, copy=False)
         ran = profile_nodes(options, lambda: self.open_session(self._session.get_providers(), options), given)
         return dict(Counter(node.provider for node in ran))
 

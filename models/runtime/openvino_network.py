@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,11 +37,6 @@ TIMED_RUNS: Final = 10
 _LOCK: Final = threading.Lock()
 DATA_LAYERS: Final = frozenset({"Input", "Output", "Const", "Reorder", "Reshape"})
 """Layer types that only move data."""
-
-
-def is_installed() -> bool:
-    """Tell whether OpenVINO is installed."""
-    return find_spec("openvino") is not None
 
 
 def _import_openvino() -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import distributions
+from importlib.util import find_spec
 from typing import Final, Literal
 
 import numpy as np
@@ -18,7 +19,6 @@ from models.pack.manifest import ModelPack
 from models.runtime.cuda_network import visible_gpus
 from models.runtime.onnx_runtime import available_cores, available_providers, runtime_version
 from models.runtime.openvino_network import fast_precisions, openvino_version
-from models.runtime.openvino_network import is_installed as openvino_is_installed
 from models.vision.specs import NetworkSpec
 from service.core.errors import KithError
 from service.resources import check_rights, database_exists, master_keys, open_own_database
@@ -63,11 +63,11 @@ def diagnose(settings: Settings) -> list[InstallationCheck]:
         checks.append(InstallationCheck("onnxruntime", "ok", f"{runtime_version()}, offers {', '.join(providers)}"))
         checks += check_gpu_runtime(installed, providers)
     except RuntimeUnavailableError as error:
-        if not openvino_is_installed():
+        if not find_spec("openvino"):
             return [*checks, InstallationCheck("onnxruntime", "error", str(error))]
         effect = "OpenVINO serves without it, but `kith models pull` and GPUs need it"
         checks.append(InstallationCheck("onnxruntime", "warning", f"{error}: {effect}"))
-    if openvino_is_installed():
+    if find_spec("openvino"):
         detail = f"{openvino_version()}, precisions {', '.join(sorted(fast_precisions()))}"
         checks.append(InstallationCheck("openvino", "ok", detail))
     try:

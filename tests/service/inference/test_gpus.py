@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from kith import Kith
 from models.engines.selection import (
     EnginePreference,
-    available_precisions,
     input_shapes,
     make_probe,
     open_networks,
@@ -33,7 +32,6 @@ from service.server import embedded
 from service.settings import load_settings
 from service.usecases.backend import Backend
 from tests.conftest import jpeg
-from tests.packs import pack_with_int8
 from tests.refusals import raises_code
 
 without_gpu = pytest.mark.skipif(CUDA in available_providers() and bool(visible_gpus()), reason="a GPU is here")
@@ -73,16 +71,6 @@ def test_not_ready_after_a_gpu_is_lost_until_it_answers_again(tmp_path: Path) ->
                 await get_readiness(lost)
 
     asyncio.run(main())
-
-
-def test_a_variant_is_served_under_its_own_path(tmp_path: Path) -> None:
-    if "int8" not in available_precisions()[next(iter(available_precisions()))]:
-        pytest.skip("this processor does not multiply bytes")
-    pack = pack_with_int8(tmp_path / "pack")
-    with embedded(load_settings(data_dir=tmp_path / "data", log_level="ERROR", device="cpu", pack=str(pack))) as url:
-        served = httpx.get(f"{url}/v1/models").json()
-    assert served["recognition"]["file"] == "int8/recognizer.onnx"
-    assert served["detection"]["file"] == "detector.onnx"
 
 
 def test_what_only_a_cpu_has_is_not_asked_of_a_gpu(pack: ModelPack) -> None:
