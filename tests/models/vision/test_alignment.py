@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from skimage.transform import SimilarityTransform
 
 from models.vision.alignment import (
-    CROP_SIZE_PX,
     STANDARD_ALIGNMENT,
     TEMPLATE_XY,
     Alignment,
@@ -19,10 +18,6 @@ from models.vision.alignment import (
     standard_alignment,
 )
 from models.vision.detection import Detector
-
-
-def transform_points(matrix: NDArray[np.float64], points: NDArray[np.floating]) -> NDArray[np.float64]:
-    return np.asarray(points, np.float64) @ matrix[:, :2].T + matrix[:, 2]
 
 
 @pytest.fixture
@@ -48,20 +43,6 @@ def test_equals_an_independent_umeyama(tight_alignment: Alignment, rng: np.rando
 def test_invalid_landmarks_are_rejected(landmarks: NDArray[np.float64]) -> None:
     with pytest.raises(ValueError, match="landmark"):
         similarity_transforms(landmarks)
-
-
-def test_no_faces_give_no_crops(astronaut: NDArray[np.uint8]) -> None:
-    assert align(astronaut, np.empty((0, 5, 2))).shape == (0, CROP_SIZE_PX, CROP_SIZE_PX, 3)
-
-
-def test_crops_show_landmarks_at_their_transformed_positions(astronaut: NDArray[np.uint8], detector: Detector) -> None:
-    (faces,) = detector.detect([astronaut])
-    (crop,) = align(astronaut, faces.landmarks_xy[:1])
-    (matrix,) = similarity_transforms(faces.landmarks_xy[:1])
-    (again,) = detector.detect([np.pad(np.kron(crop, np.ones((2, 2, 1), np.uint8)), ((64, 64), (64, 64), (0, 0)))])
-    seen = (again.landmarks_xy[again.largest()] - 64) / 2
-    off_px = np.linalg.norm(seen - transform_points(matrix, faces.landmarks_xy[0]), axis=1)
-    assert off_px.mean() < 3  # a shift or a mirrored axis would give tens of pixels
 
 
 def test_only_a_scaled_template_is_standard(tight_alignment: Alignment) -> None:

@@ -17,13 +17,11 @@ from models.errors import PackError
 from models.pack.loading import load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import (
-    Detections,
     Detector,
     SCRFDHead,
     YuNetHead,
     box_areas,
     choose_canvas,
-    largest_box,
     suppress_overlaps,
 )
 from models.vision.pixels import to_planes
@@ -133,14 +131,9 @@ def test_a_mixed_batch_matches_single_photos(
         assert np.allclose(faces.scores, alone.scores, atol=1e-3)
 
 
-def test_largest_and_nearest_face() -> None:
-    boxes = np.array([[0, 0, 10, 10], [50, 50, 90, 90]], np.float32)
-    faces = Detections(boxes, np.zeros((2, 5, 2), np.float32), np.array([0.9, 0.6], np.float32))
-    assert faces.largest() == 1
-    assert faces.nearest(0, 0) == 0
+def test_boxes_with_swapped_sides_have_no_area() -> None:
     swapped = np.array([[90, 90, 10, 10], [10, 10, 30, 30], [90, 0, 10, 90]], np.float32)
     assert box_areas(swapped).tolist() == [0, 400, 0]
-    assert largest_box(swapped) == 1
 
 
 def test_yunet_matches_its_reference_on_lfw(reference: Path, data: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -181,27 +180,6 @@ def test_the_memory_of_tiles_is_reserved(tmp_path: Path, monkeypatch: pytest.Mon
     asyncio.run(main())
     medium, high = reserved
     assert high - medium == search_bytes(detector, 1500, 2000, "high") > 5_000_000
-
-
-def test_a_search_of_tiles_ends_with_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
-
-    class Slow(Detector):
-        def run(self, canvases: Sequence[PreparedPhoto]) -> list[RawOutputs]:
-            taken.append(len(canvases))
-            time.sleep(0.2)
-            return super().run(canvases)
-
-    monkeypatch.setattr(wiring, "Detector", Slow)
-    photo = jpeg(np.zeros((4000, 6000, 3), np.uint8))
-
-    async def main() -> None:
-        async with serving(tmp_path, monkeypatch) as backend:
-            with Deadline(1.0), pytest.raises(DeadlineExceededError):
-                await backend.photos.detect(photo, "high")
-
-    asyncio.run(main())
-    assert sum(taken) < 80  # of about 200
 
 
 def test_few_photos_are_held_decoded_and_who_waits_for_a_thread_is_answered_by_the_deadline(
