@@ -164,14 +164,9 @@ def _parser(result: Any) -> Callable[[bytes], Any]:
 def each(
     describe: Callable[Concatenate[Any, P], Pages[Result]],
 ) -> Method[P, Iterator[Result], AsyncIterator[Result]]:
-    """Iterate over the items of all pages. What cannot be sent is refused where the list is asked for."""
-
-    def send(client: Client, describing: Callable[[], Pages[Result]]) -> Any:
-        pages = describing()
-        client._request(pages.page(None))
-        return client._list(pages)
-
-    return Method(describe, send, ("Iterator[{}]", "AsyncIterator[{}]"))
+    """Iterate over the items of all pages."""
+    forms = ("Iterator[{}]", "AsyncIterator[{}]")
+    return Method(describe, lambda client, describing: client._list(describing()), forms)
 
 
 def stream(
@@ -181,7 +176,6 @@ def stream(
 
     def send(client: Client, describing: Callable[[], Call[Result]]) -> Any:
         call = describing()
-        client._request(call)
         return client._stream(call) if call.parse is bytes else client._follow(call)
 
     return Method(describe, send, ("Generator[{}, None, None]", "AsyncGenerator[{}, None]"))

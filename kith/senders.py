@@ -65,11 +65,10 @@ class Connection:
                 verify=httpx.create_ssl_context() if local and address.scheme == "https" else True,
             )
         except (httpx.InvalidURL, ImportError, OSError, ValueError) as error:
-            present = [name for name in HTTP_VARIABLES if os.environ.get(name) or os.environ.get(name.lower())]
             raise local_error(
                 "invalid_environment",
                 f"the environment's proxy or certificates cannot be used ({type(error).__name__})",
-                f"Correct or unset {', '.join(present or HTTP_VARIABLES)}.",
+                f"Correct or unset {', '.join(HTTP_VARIABLES)}.",
             ) from None
 
     def _request(self, call: Call[Any], body: object = None) -> httpx.Request:

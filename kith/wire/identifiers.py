@@ -21,8 +21,7 @@ MAX_DEPTH: Final = 100
 """Depth of a value of metadata. Some JSON writers stop at 250."""
 MAX_COMBINING_MARKS: Final = 30
 """Maximum run of combining marks, as in the Stream-Safe Text Format (UAX 15). Normalization is quadratic in it."""
-_NONCHARACTERS: Final = r"\ufdd0-\ufdef" + "".join(f"\\U{plane:04x}fffe\\U{plane:04x}ffff" for plane in range(17))
-_FORBIDDEN: Final = rf"{CONTROL_CHARACTERS}\ud800-\udfff{_NONCHARACTERS}"
+_FORBIDDEN: Final = rf"{CONTROL_CHARACTERS}\ud800-\udfff"
 _INVISIBLE: Final = (
     _FORBIDDEN
     + r"\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2060-\u206f\u2800"
@@ -30,7 +29,7 @@ _INVISIBLE: Final = (
     + r"\xa0\u1680\u2000-\u200a\u202f\u205f"
 )
 FORBIDDEN_PATTERN: Final = re.compile(f"[{_FORBIDDEN}]")
-"""Control characters, line separators, bidirectional controls, surrogates and noncharacters."""
+"""Control characters, line separators, bidirectional controls and surrogates."""
 FORBIDDEN_IN_IDS_PATTERN: Final = re.compile(rf"[{_INVISIBLE}\ufffd/\\]")
 """Characters that ids cannot have. Names may have those that are not in FORBIDDEN_PATTERN.
 
@@ -43,7 +42,7 @@ ID_RULE: Final = (
     f"must be 1 to {MAX_ID_LENGTH} visible characters, without '/', '\\', U+FFFD and spaces at its ends, "
     "and not '.' or '..'"
 )
-TEXT_RULE: Final = "must not contain control characters, line separators, direction marks or noncharacters"
+TEXT_RULE: Final = "must not contain control characters, line separators or direction marks"
 MARKS_RULE: Final = f"must not contain more than {MAX_COMBINING_MARKS} combining marks in a row"
 
 

@@ -12,7 +12,6 @@ from pydantic import (
     WithJsonSchema,
     WrapValidator,
 )
-from pydantic_core import PydanticCustomError
 
 from kith.wire.common import Detail
 from kith.wire.fields import DETAIL, MAX_URL_LENGTH, Embedding, Fingerprint, RequestModel
@@ -31,7 +30,7 @@ def _decode_photo(value: Any, decode: ValidatorFunctionWrapHandler) -> bytes:
     if isinstance(value, str):
         start = value[:8].lower()
         if start.startswith(("http://", "https://")):
-            raise _refusal("the photo is a URL: send it in 'urls', or send the content of the photo in base64")
+            raise ValueError("the photo is a URL: send it in 'urls', or send the content of the photo in base64")
         if start.startswith("data:"):
             value = value.rpartition(",")[2]  # its media type may have commas, base64 has none
         if "\n" in value or "\r" in value:
@@ -39,15 +38,11 @@ def _decode_photo(value: Any, decode: ValidatorFunctionWrapHandler) -> bytes:
     try:
         photo: bytes = decode(value)
     except ValidationError:
-        raise _refusal(
+        raise ValueError(
             "the photo is not base64: it has other characters or spaces, or ends early. Encode the file again, and "
             "escape '+' as %2B where it passes a form"
         ) from None
     return photo
-
-
-def _refusal(reason: str) -> PydanticCustomError:
-    return PydanticCustomError("photo_base64", "{reason}", {"reason": reason})
 
 
 PhotoBytes = Annotated[

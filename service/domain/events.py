@@ -58,6 +58,15 @@ class EventFilter:
     outcomes: frozenset[str] | None = None
     min_risk: float | None = None
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> EventFilter:
+        """Return the filter of a document that has lists instead of sets."""
+        sets: Any = {name: frozenset(value) if isinstance(value, list) else value for name, value in given.items()}
+        return cls(**sets)
+
+    def document(self) -> dict[str, Any]:
+        return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(self).items()}
+
     def may_want(self, gallery: str, kind: EventType) -> bool:
         """Return whether an event of this type can pass, whatever its data."""
         return (self.types is None or kind in self.types) and (self.galleries is None or gallery in self.galleries)

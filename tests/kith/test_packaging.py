@@ -14,7 +14,7 @@ import pytest
 import kith
 from kith.wire import common
 from models.runtime import network
-from models.vision import face_search, liveness
+from models.vision.liveness import LivenessVerdict
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.long
@@ -108,14 +108,6 @@ def test_every_public_name_is_found() -> None:
         exec("from kith import Kin")  # noqa: S102 - as a caller writes it
 
 
-@pytest.mark.parametrize(
-    ("wire", "model"),
-    [
-        (common.Detail, face_search.Detail),
-        (common.Engine, network.Engine),
-        (common.Precision, network.Precision),
-        (common.Verdict, liveness.LivenessVerdict),
-    ],
-)
-def test_a_literal_type_has_the_same_values_on_both_sides(wire: object, model: object) -> None:
-    assert get_args(wire) == get_args(model)
+def test_literal_types_have_the_same_values_on_both_sides() -> None:
+    pairs = ((common.Engine, network.Engine), (common.Precision, network.Precision), (common.Verdict, LivenessVerdict))
+    assert all(get_args(wire) == get_args(model) for wire, model in pairs)

@@ -91,9 +91,8 @@ def max_predictions(count: int) -> int:
 async def _read_file(request: Request, backend: BackendDep, timeout_ms: TimeoutMs = None) -> AsyncIterator[bytes]:
     """Yield the photo ``file``, from a form part or a base64 string of JSON.
 
-    Raises InvalidRequestError, image_too_large, unsupported_media_type.
+    Raises InvalidRequestError, unsupported_media_type.
     """
-    max_bytes = backend.settings.max_image_bytes
     set_body_limit(request, max_body_bytes(backend.settings, 1))
     with backend.metrics.stage("read"):
         kind = media_type(request)
@@ -106,8 +105,6 @@ async def _read_file(request: Request, backend: BackendDep, timeout_ms: TimeoutM
             photo = part
         else:
             raise unsupported(kind)
-    if len(photo) > max_bytes:
-        raise ImageError("image_too_large", f"the photo has more than {max_bytes} bytes, the limit")
     async with deadline(request, timeout_ms, backend.settings.deadline_s):
         yield photo
 

@@ -24,7 +24,7 @@ from service.api.http.access import BackendDep
 from service.api.http.gate import DEFAULT_BODY_BYTES
 from service.api.http.problems import validation_error
 from service.core.deadlines import Deadline
-from service.core.errors import ImageError, InvalidRequestError, LimitReachedError, RefusedError
+from service.core.errors import InvalidRequestError, LimitReachedError, RefusedError
 from service.core.json_limits import check_json
 from service.settings import Settings
 
@@ -56,7 +56,6 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
     Raises:
         InvalidRequestError: the body does not fit the model, or has too many photos or embeddings.
         unsupported_media_type: the content type is not supported.
-        image_too_large: a bare photo is too large. A photo among several fails alone, when it is decoded.
         request_too_large, unsupported_encoding: as :func:`set_body_limit`.
     """
     sides = model is VerifyIn
@@ -70,7 +69,7 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
     elif kind == "multipart/form-data":
         body = _parse(model, _form_document(await read_form(request, settings.max_images + 1), model, numbers))
     elif is_bare:
-        document: dict[str, Any] = {"images": [await _read_photo(request, settings.max_image_bytes)]}
+        document: dict[str, Any] = {"images": [await request.body()]}
         for name, text in request.query_params.multi_items():
             _add_option(document, model, name, text)
         body = _parse(model, document)
@@ -91,15 +90,6 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
 def max_body_bytes(settings: Settings, photos: int) -> int:
     """Return the maximum body size for a number of photos in base64, with room for other fields."""
     return photos * (settings.max_image_bytes * 4 // 3) + DEFAULT_BODY_BYTES
-
-
-async def _read_photo(request: Request, max_bytes: int) -> bytes:
-    photo = bytearray()
-    async for chunk in request.stream():
-        photo += chunk
-        if len(photo) > max_bytes:
-            raise ImageError("image_too_large", f"the photo has more than {max_bytes} bytes, the limit")
-    return bytes(photo)
 
 
 async def read_json(request: Request, model: type[Body], numbers: int = 0) -> Body:

@@ -30,14 +30,14 @@ Targets = Annotated[list[Probability], Query(max_length=20, description="FPIR ta
 Cursor = Annotated[str | None, Query(pattern=SEALED_CURSOR, description="'next' of the page before.")]
 
 
-def open_cursor_numbers(seal: Seal, cursor: str | None, count: int) -> tuple[int, ...] | None:
+def open_cursor_numbers(seal: Seal, cursor: str | None, count: int, name: str = "cursor") -> tuple[int, ...] | None:
     """Return the sort key of ``count`` numbers after which a page begins.
 
     Raises InvalidRequestError: the cursor is of another list.
     """
     if cursor is None:
         return None
-    invalid = InvalidRequestError("cursor: it is not 'next' of a page of this list")
+    invalid = InvalidRequestError(f"{name}: it is not a position in this list")
     try:
         numbers = row_sealing.open_cursor(seal, cursor)
     except (ValueError, SealBrokenError) as error:

@@ -6,7 +6,6 @@ import uuid
 from typing import Annotated, Any
 
 from fastapi import Query, Request
-from starlette.requests import ClientDisconnect
 
 from kith.wire.common import Detail
 from kith.wire.fields import DETAIL
@@ -15,7 +14,6 @@ from service.api.http.access import ENROLL, BackendDep, GalleryDep, router
 from service.api.http.bodies import set_body_limit
 from service.api.http.openapi import BINARY
 from service.api.routes.jobs import to_job_out
-from service.core.errors import InvalidRequestError
 from service.domain.gallery import Gallery
 from service.inference.archives import SIGNATURE_BYTES, archive_kind
 from service.security.sealed_files import SealedWriter
@@ -60,8 +58,7 @@ async def queue_archive(
     # An archive is recognized by content: a coding is the compression of its tar.
     set_body_limit(request, backend.settings.max_upload_bytes, streamed=True, codings=("gzip", "zstd"))
     job_id = uuid.uuid4().hex
-    declared = request.headers.get("content-length", "0")
-    await backend.threads.run(backend.spool.check_free_space, int(declared) if declared.isdigit() else 0)
+    await backend.threads.run(backend.spool.check_free_space, int(request.headers.get("content-length", 0)))
     with backend.spool.receiving(job_id, gallery.seal) as file:
         await _receive(request, backend, file)
         await backend.threads.run(backend.spool.sync, file)
@@ -73,10 +70,7 @@ async def queue_archive(
 async def _receive(request: Request, backend: Backend, file: SealedWriter) -> None:
     """Write the body to ``file`` as it arrives. Raises ArchiveInvalidError if its first bytes are no archive's."""
     head = b""
-    try:
-        async for block in request.stream():
-            head += block[: SIGNATURE_BYTES - len(head)]
-            await backend.threads.run(backend.spool.write, file, block)
-        archive_kind(head)
-    except ClientDisconnect as error:
-        raise InvalidRequestError("the connection closed before the archive ended") from error
+    async for block in request.stream():
+        head += block[: SIGNATURE_BYTES - len(head)]
+        await backend.threads.run(backend.spool.write, file, block)
+    archive_kind(head)

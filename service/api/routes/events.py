@@ -13,7 +13,7 @@ from kith.wire.common import EventType, IdentifyOutcome
 from kith.wire.fields import GalleryName
 from service.api.http.access import READ, BackendDep, CallerDep, EndingResponse, router
 from service.api.http.parameters import open_cursor_numbers
-from service.core.errors import InvalidRequestError, KithError
+from service.core.errors import KithError
 from service.domain.events import EventFilter, Position
 from service.security.api_keys import Caller
 from service.security.sealing import ENCODER, Seal
@@ -65,7 +65,9 @@ async def follow_events(
     galleries = frozenset(gallery) if gallery else caller.rights.galleries
     chosen = EventFilter(frozenset(type) or None, galleries, frozenset(outcome) or None, min_risk)
     seal = (await backend.threads.run(backend.store.keys.ring)).seal
-    resumed = _open_position(seal, last_event_id)
+    # Browsers send an empty header before the first id.
+    numbers = open_cursor_numbers(seal, last_event_id or None, len(Position._fields), "Last-Event-ID")
+    resumed = None if numbers is None else Position(*numbers)
     streams = backend.webhooks.streams
     leave = streams.admit(caller.name)
     try:
@@ -93,13 +95,3 @@ async def _encode(
 def _encoded(event: StoredEvent, seal: Seal) -> bytes:
     at, data = seal_cursor(seal, *event.position), ENCODER.encode({"id": event.id, **event.document})
     return format_sse_event(event=event.event.type, id=at, data_str=data)
-
-
-def _open_position(seal: Seal, text: str | None) -> Position | None:
-    if text is None or text == "":  # browsers send no header before the first id
-        return None
-    try:
-        numbers = open_cursor_numbers(seal, text, len(Position._fields))
-    except InvalidRequestError as error:
-        raise InvalidRequestError("Last-Event-ID: it is not the id of an event of this service") from error
-    return None if numbers is None else Position(*numbers)

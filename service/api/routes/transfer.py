@@ -9,7 +9,6 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import Query, Request
-from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
 from kith.wire.galleries import GallerySettingsIn
@@ -178,8 +177,6 @@ async def _read_blocks(
         yield bytes(block), packed_bytes
         if unpacker is not None:
             unpacker.end()
-    except ClientDisconnect as error:
-        raise InvalidDataError("import", "the connection closed before the file ended") from error
     except ValueError as error:
         raise InvalidDataError("import", str(error)) from error
 

@@ -5,8 +5,7 @@ A secret is shown once, when it is created.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from kith.wire.fields import ObjectId, Page
 from kith.wire.webhooks import (
@@ -35,8 +34,8 @@ routes = router("/v1/webhooks", "webhooks")
 async def create_webhook(body: JsonBody[WebhookIn], backend: BackendDep) -> CreatedWebhookOut:
     """Create a webhook for the events from now on. Only this response contains its secret."""
     backend.webhooks.sender.check(body.url)
-    create = backend.store.webhooks.create
-    return _created(await backend.threads.run(create, body.url, body.name, _filter(body)))
+    create, chosen = backend.store.webhooks.create, body.model_dump(exclude={"url", "name"})
+    return _created(await backend.threads.run(create, body.url, body.name, EventFilter.of(chosen)))
 
 
 @routes.get("", dependencies=[ADMIN_ALL])
@@ -77,16 +76,7 @@ async def replay_webhook(webhook: ObjectId, backend: BackendDep) -> WebhookRepla
     return WebhookReplayOut(replayed_count=count)
 
 
-def _filter(body: WebhookIn) -> EventFilter:
-    return EventFilter(_set(body.types), _set(body.galleries), _set(body.outcomes), body.min_risk)
-
-
-def _set(values: Collection[Any] | None) -> frozenset[Any] | None:
-    return None if values is None else frozenset(values)
-
-
 def _webhook(webhook: Webhook, waiting: Mapping[int, int]) -> WebhookOut:
-    chosen = {n: sorted(value) if isinstance(value, frozenset) else value for n, value in vars(webhook.filter).items()}
     place = webhook.place
     about = {
         "position": place.position.event_pk,
@@ -95,7 +85,7 @@ def _webhook(webhook: Webhook, waiting: Mapping[int, int]) -> WebhookOut:
         "error": place.error,
         "off": place.is_off,
     }
-    return WebhookOut.model_validate(vars(webhook) | chosen | about)
+    return WebhookOut.model_validate(vars(webhook) | webhook.filter.document() | about)
 
 
 def _created(webhook: Webhook) -> CreatedWebhookOut:

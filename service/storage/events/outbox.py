@@ -99,17 +99,8 @@ def webhook_seal(connection: Connection, vault: Vault) -> Seal:
 
 
 def seal_webhook(seal: Seal, webhook: Webhook) -> bytes:
-    chosen = {
-        name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(webhook.filter).items()
-    }
-    document = {
-        "id": webhook.id,
-        "name": webhook.name,
-        "url": webhook.url,
-        "secret": webhook.secret,
-        "filter": chosen,
-    }
-    return seal.close_json(document, PURPOSE)
+    document = {name: getattr(webhook, name) for name in ("id", "name", "url", "secret")}
+    return seal.close_json(document | {"filter": webhook.filter.document()}, PURPOSE)
 
 
 def _webhook(seal: Seal, row: sa.Row[Any]) -> Webhook | None:
@@ -120,11 +111,8 @@ def _webhook(seal: Seal, row: sa.Row[Any]) -> Webhook | None:
     if opened["id"] != row.id:
         log.error("webhook %s was altered in the database and receives nothing. Delete it.", row.id)
         return None
-    chosen: dict[str, Any] = {
-        field: frozenset(value) if isinstance(value, list) else value for field, value in opened["filter"].items()
-    }
     name, url, secret = (opened[key] for key in ("name", "url", "secret"))
-    return Webhook(row.pk, row.id, name, url, secret, EventFilter(**chosen), row.created_at, place_of(row))
+    return Webhook(row.pk, row.id, name, url, secret, EventFilter.of(opened["filter"]), row.created_at, place_of(row))
 
 
 class Origin(NamedTuple):
