@@ -10,19 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    ConfigDict,
-    StrictBool,
-    StringConstraints,
-    TypeAdapter,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import ConfigDict, StrictBool, StringConstraints, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
 from models.errors import PackError, PullError
-from models.pack.fields import NAME, Name, PositiveInt, Sha256, Text, pack_error
+from models.fields import NAME, Name, PositiveInt, Sha256, Text, checked
 
 CATALOG_PATH: Final = Path(__file__).with_suffix(".toml")
 PackKind = Literal["bundled", "files", "zip", "openvino", "liveness"]
@@ -117,9 +109,6 @@ class CatalogEntry:
         return {file.file: file.sha256 for file in published.get(self.kind, []) if file.sha256 is not None}
 
 
-_ENTRY: Final = TypeAdapter(CatalogEntry)
-
-
 def read_catalog(path: Path = CATALOG_PATH) -> dict[str, CatalogEntry]:
     """Read all entries by name, in file order.
 
@@ -146,8 +135,6 @@ def find_entry(catalog: Mapping[str, CatalogEntry], name: str) -> CatalogEntry:
 
 
 def _parse_entry(table: Any, row: int) -> CatalogEntry:
-    try:
-        return _ENTRY.validate_python(table)
-    except ValidationError as error:
-        named = isinstance(table, dict) and error.errors()[0]["loc"] != ("name",)
-        raise pack_error(error, table["name"] if named else f"pack[{row}]") from error
+    name = checked(Name, table.get("name") if isinstance(table, dict) else None, f"pack[{row}].name")
+    entry: CatalogEntry = checked(CatalogEntry, table, name)
+    return entry

@@ -10,37 +10,17 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    StringConstraints,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field
 
 from models.errors import PackError
-from models.pack.fields import Name, Number, PositiveInt, Sha256, Share, Text, pack_error
-from models.runtime.network import IR_SUFFIX, Engine, is_ir, network_sha256, weights_file
+from models.fields import Name, Number, PositiveInt, checked
+from models.runtime.network import IR_SUFFIX, is_ir, network_sha256, weights_file
 from models.runtime.onnx_check import check_network
 from models.vision.alignment import LANDMARK_COUNT, STANDARD_ALIGNMENT, Alignment, standard_alignment
-from models.vision.specs import (
-    BoxCrops,
-    ColorOrder,
-    DetectionSpec,
-    HeadKind,
-    Int8File,
-    LivenessSpec,
-    NetworkSpec,
-    Normalization,
-    RecognitionSpec,
-)
+from models.vision.specs import BoxCrops, DetectionSpec, Int8File, LivenessSpec, NetworkSpec, RecognitionSpec
 
 MANIFEST_FILE: Final = "manifest.json"
 MANIFEST_VERSION: Final = 2
@@ -50,8 +30,6 @@ INT8_FILE: Final = "int8.json"
 LICENSE_FILE: Final = "MODEL.LICENSE"
 MAX_JSON_BYTES: Final = 16_000_000
 MAX_CROP_PX: Final = 2048
-MAX_DIMENSION: Final = 65_536
-MAX_CLASSES: Final = 1000
 MAX_LIVENESS_CROPS: Final = 8
 MAX_FACE_SIZES: Final = 10.0
 LIVENESS_ALIGNMENT: Final = Alignment(
@@ -59,8 +37,31 @@ LIVENESS_ALIGNMENT: Final = Alignment(
 )
 """Default of ``insightface.addons.liveness``: a small face with a wide margin."""
 
+TASKS: Final[Mapping[str, tuple[Any, Mapping[str, Any]]]] = {
+    "detection": (DetectionSpec, {"preprocessing": {"mean": 127.5, "std": 128.0}, "head": "scrfd"}),
+    "recognition": (
+        RecognitionSpec,
+        {
+            "preprocessing": {"mean": 127.5, "std": 127.5},
+            "embedding_dimension": 512,
+            "preprocessing_version": "insightface-arcface-1",
+        },
+    ),
+    "liveness": (
+        LivenessSpec | None,
+        {"preprocessing": {"mean": 0.0, "std": 255.0}, "live_class": None, "threshold": 0.8, "max_outside": 0.3},
+    ),
+}
+"""Spec and defaults of each task, as in InsightFace and ``insightface.addons.liveness``."""
+NETWORK_SUFFIXES: Final = {"recognition": (".onnx", IR_SUFFIX)}
+"""Suffixes of networks of tasks other than ONNX files."""
+FaceSize = Annotated[Number, Field(ge=1, le=MAX_FACE_SIZES)]
+FaceSizes = Annotated[tuple[FaceSize, ...], Field(min_length=1, max_length=MAX_LIVENESS_CROPS)]
+Points = Annotated[tuple[tuple[Number, Number], ...], Field(min_length=LANDMARK_COUNT, max_length=LANDMARK_COUNT)]
+Template = Annotated[dict[Literal["template"], Points], Field(min_length=1)]
+InputSize = tuple[PositiveInt, Annotated[PositiveInt, Field(le=MAX_CROP_PX)]]
+
 _SAFE_PATH: Final = re.compile(r"[A-Za-z0-9_.-][A-Za-z0-9_./ -]{0,199}")
-_Document = TypeVar("_Document", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class ModelPack:
     """
 
     directory: Path
-    model_id: str
+    model_id: Name
     display_name: str
     detection: DetectionSpec
     recognition: RecognitionSpec
@@ -151,23 +152,15 @@ def parse_manifest(directory: Path, document: Mapping[str, Any]) -> ModelPack:
     Raises:
         PackError: a field is missing or invalid.
     """
-    manifest = _validate(_Manifest, directory, document)
-    tasks = manifest.tasks
-    pack = ModelPack(
-        directory,
-        manifest.model_id,
-        str(document.get("display_name", manifest.model_id)),
-        tasks.detection.spec(),
-        tasks.recognition.spec(),
-        None if tasks.liveness is None else tasks.liveness.spec(),
-        None if manifest.calibration is None else read_json(manifest.calibration),
-        manifest.provenance,
-        manifest.metrics,
-    )
-    if pack.detection.path == pack.recognition.path:
-        raise PackError("tasks.recognition.file", "is the detector's file")
-    if pack.liveness is not None and pack.liveness.path in (pack.detection.path, pack.recognition.path):
-        raise PackError("tasks.liveness.file", "is another task's file")
+    # InsightFace requires this key. The file itself may be absent (docs/decisions.md, 3).
+    if PurePosixPath(str(document.get("license"))).name != LICENSE_FILE:
+        raise PackError("license", f"must end in {LICENSE_FILE}")
+    fields = {name: document[name] for name in ("model_id", "provenance", "metrics") if name in document}
+    fields |= {"directory": directory, "display_name": str(document.get("display_name", document.get("model_id")))}
+    fields |= {task: _read_task(directory, document, task) for task in TASKS}
+    if (calibration := document.get("calibration")) is not None:
+        fields["calibration"] = read_json(_pack_file(directory, calibration, "calibration", (".json",)))
+    pack: ModelPack = checked(ModelPack, fields)
     return pack
 
 
@@ -175,183 +168,77 @@ def with_int8_files(pack: ModelPack) -> ModelPack:
     """Return a pack with the files of its INT8_FILE, if it has one. Raises PackError if a field is invalid."""
     if not (pack.directory / INT8_FILE).is_file():
         return pack
-    try:
-        listed = _Int8List.model_validate(read_json(pack.directory / INT8_FILE), context=pack.directory)
-    except ValidationError as error:
-        raise pack_error(error, "int8") from error
-    files = {task: file and file.spec() for task, file in listed}
-    detection = replace(pack.detection, int8=files["detection"])
-    return replace(pack, detection=detection, recognition=replace(pack.recognition, int8=files["recognition"]))
+    files: dict[str, Int8File] = {}
+    for task, entry in read_json(pack.directory / INT8_FILE).items():
+        fields = checked(dict[str, Any], entry, f"int8.{task}")
+        path = _pack_file(pack.directory, fields.get("file"), f"int8.{task}.file")
+        files[task] = checked(Int8File, fields | {"file": path}, f"int8.{task}")
+    detection = replace(pack.detection, int8=files.get("detection"))
+    return replace(pack, detection=detection, recognition=replace(pack.recognition, int8=files.get("recognition")))
 
 
 def load_liveness(directory: Path) -> LivenessSpec:
     """Load a liveness network that is no part of a pack. Raises PackError if it is missing or invalid."""
-    directory = directory.resolve()
-    return _validate(_PulledLiveness, directory, read_json(directory / MANIFEST_FILE)).tasks.liveness.spec()
+    found = _read_task(directory.resolve(), read_json(directory / MANIFEST_FILE), "liveness")
+    spec: LivenessSpec = checked(LivenessSpec, found, "tasks.liveness")
+    return spec
 
 
-def _validate(kind: type[_Document], directory: Path, document: Mapping[str, Any]) -> _Document:
-    try:
-        return kind.model_validate(document, context=directory)
-    except ValidationError as error:
-        raise pack_error(error) from error
+def _read_task(directory: Path, document: Mapping[str, Any], task: str) -> Any:
+    """Return the spec of a task of a manifest; None if a task that may miss does."""
+    (kind, defaults), name = TASKS[task], f"tasks.{task}"
+    given = checked(dict[str, dict[str, Any] | None], document.get("tasks"), "tasks").get(task)
+    if given is None:
+        return checked(kind, None, name)
+    fields = {"sha256": None, "color": "RGB", **defaults, **given, "int8": None}
+    fields["file"] = _pack_file(directory, fields.get("file"), f"{name}.file", NETWORK_SUFFIXES.get(task, (".onnx",)))
+    if fields["preprocessing"] == "embedded":
+        fields["preprocessing"] = {"mean": 0.0, "std": 1.0}
+    if isinstance(fields["preprocessing"], dict):
+        fields["preprocessing"] = {**fields["preprocessing"], "color": fields["color"]}
+    if task == "recognition":
+        fields["alignment"] = _crops(fields, name, STANDARD_ALIGNMENT)
+        fields["preprocessing_version"] = str(fields["preprocessing_version"])
+    elif task == "liveness":
+        sizes = checked(FaceSizes | None, fields.get("face_sizes"), f"{name}.face_sizes")
+        fields["crop"] = _crops(fields, name, LIVENESS_ALIGNMENT, sizes)
+    return checked(kind, fields, name)
 
 
-def _pack_file(suffixes: tuple[str, ...], value: Any, info: ValidationInfo) -> Path:
-    """Return the path of a file in the pack's directory. Symbolic links that lead out of it are rejected."""
+def _crops(
+    fields: Mapping[str, Any], name: str, default: Alignment, face_sizes: tuple[float, ...] | None = None
+) -> Alignment | BoxCrops:
+    """Return the geometry of a task's crops. Without a template, another size than the default's has the standard."""
+    columns = 1 if face_sizes is None else len(face_sizes)
+    size = checked(InputSize | None, fields.get("input_size"), f"{name}.input_size")
+    if size is not None and size[0] != columns * size[1]:
+        problem = f"must be the width and height of {columns} square crops, side by side"
+        raise PackError(f"{name}.input_size", problem)
+    if face_sizes is not None:
+        if size is None:
+            raise PackError(f"{name}.input_size", "is required beside face_sizes")
+        return BoxCrops(size[1], face_sizes)
+    size_px = default.size_px if size is None else size[1]
+    if (given := fields.get("alignment")) is None:
+        return default if size_px == default.size_px else standard_alignment(size_px)
+    return Alignment(size_px, checked(Template, given, f"{name}.alignment")["template"])
+
+
+def _pack_file(directory: Path, value: object, name: str, suffixes: tuple[str, ...] = (".onnx",)) -> Path:
+    """Return the path of a file in the pack's directory. Symbolic links that lead out of it are rejected.
+
+    Raises:
+        PackError: the ``value`` of the field ``name`` is no such file.
+    """
     if not isinstance(value, str) or not _SAFE_PATH.fullmatch(value) or ".." in PurePosixPath(value).parts:
-        raise ValueError(f"{value!r} must be a plain relative path inside the pack")
-    directory = cast(Path, info.context)
+        raise PackError(name, f"{value!r} must be a plain relative path inside the pack")
     path = (directory / value).resolve()
     if not path.is_relative_to(directory):
-        raise ValueError(f"{value!r} must be inside the pack")
+        raise PackError(name, f"{value!r} must be inside the pack")
     if path.suffix.lower() not in suffixes:
-        raise ValueError(f"{value!r} must end in {' or '.join(suffixes)}")
+        raise PackError(name, f"{value!r} must end in {' or '.join(suffixes)}")
     if not path.is_file():
-        raise ValueError(f"{value!r} does not exist in the pack")
+        raise PackError(name, f"{value!r} does not exist in the pack")
     if is_ir(path):
-        _pack_file((".bin",), str(weights_file(Path(value))), info)
+        _pack_file(directory, str(weights_file(Path(value))), name, (".bin",))
     return path
-
-
-OnnxFile = Annotated[Path, BeforeValidator(partial(_pack_file, (".onnx",)))]
-RecognizerFile = Annotated[Path, BeforeValidator(partial(_pack_file, (".onnx", IR_SUFFIX)))]
-JsonFile = Annotated[Path, BeforeValidator(partial(_pack_file, (".json",)))]
-FaceSize = Annotated[Number, Field(ge=1, le=MAX_FACE_SIZES)]
-Points = Annotated[tuple[tuple[Number, Number], ...], Field(min_length=LANDMARK_COUNT, max_length=LANDMARK_COUNT)]
-
-
-class _Int8(BaseModel):
-    file: OnnxFile
-    sha256: Sha256
-    of: Sha256
-    engines: dict[Engine, dict[str, Any]]
-
-    def spec(self) -> Int8File:
-        return Int8File(self.file, self.sha256, self.of, self.engines)
-
-
-class _Int8List(BaseModel):
-    detection: _Int8 | None = None
-    recognition: _Int8 | None = None
-
-
-class _Preprocessing(BaseModel, extra="forbid"):
-    mean: Number
-    std: Annotated[Number, Field(gt=0)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_embedded(cls, value: Any) -> Any:
-        return {"mean": 0.0, "std": 1.0} if value == "embedded" else value
-
-
-class _Task(BaseModel):
-    file: OnnxFile
-    sha256: Sha256 | None = None
-    preprocessing: _Preprocessing
-    color: ColorOrder = "RGB"
-
-    @property
-    def normalization(self) -> Normalization:
-        return Normalization(self.preprocessing.mean, self.preprocessing.std, self.color)
-
-
-class _Detection(_Task):
-    preprocessing: _Preprocessing = _Preprocessing(mean=127.5, std=128.0)
-    head: HeadKind = "scrfd"
-
-    def spec(self) -> DetectionSpec:
-        return DetectionSpec(self.file, self.sha256, self.normalization, self.head)
-
-
-class _Alignment(BaseModel, extra="forbid"):
-    template: Points
-
-    @field_validator("template")
-    @classmethod
-    def _is_distinct(cls, points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-        if len(set(points)) < len(points):
-            raise ValueError("the points must differ from each other")
-        return points
-
-
-class _CropTask(_Task):
-    input_size: tuple[PositiveInt, Annotated[PositiveInt, Field(le=MAX_CROP_PX)]] | None = None
-    alignment: _Alignment | None = None
-
-    def side_px(self, task: str, columns: int = 1) -> int | None:
-        if self.input_size is not None and self.input_size[0] != columns * self.input_size[1]:
-            problem = f"must be the width and height of {columns} square crops, side by side"
-            raise PackError(f"tasks.{task}.input_size", problem)
-        return None if self.input_size is None else self.input_size[1]
-
-    def aligned(self, task: str, default: Alignment) -> Alignment:
-        """Return the alignment. Without a template, other sizes than the default's use the standard template."""
-        size_px = self.side_px(task) or default.size_px
-        if self.alignment is not None:
-            return Alignment(size_px, self.alignment.template)
-        return default if size_px == default.size_px else standard_alignment(size_px)
-
-
-class _Recognition(_CropTask):
-    file: RecognizerFile
-    preprocessing: _Preprocessing = _Preprocessing(mean=127.5, std=127.5)
-    embedding_dimension: Annotated[PositiveInt, Field(le=MAX_DIMENSION)] = 512
-    preprocessing_version: Annotated[str, BeforeValidator(str)] = "insightface-arcface-1"
-
-    def spec(self) -> RecognitionSpec:
-        return RecognitionSpec(
-            self.file,
-            self.sha256,
-            self.normalization,
-            self.aligned("recognition", STANDARD_ALIGNMENT),
-            self.embedding_dimension,
-            self.preprocessing_version,
-        )
-
-
-class _Liveness(_CropTask):
-    """Liveness task, with the defaults of ``insightface.addons.liveness``."""
-
-    preprocessing: _Preprocessing = _Preprocessing(mean=0.0, std=255.0)
-    face_sizes: Annotated[tuple[FaceSize, ...], Field(min_length=1, max_length=MAX_LIVENESS_CROPS)] | None = None
-    live_class: Annotated[int, Field(strict=True, ge=0, lt=MAX_CLASSES)] | None = None
-    threshold: Share = 0.8
-    max_outside: Share = 0.3
-
-    def spec(self) -> LivenessSpec:
-        crop: Alignment | BoxCrops
-        if self.face_sizes is None:
-            crop = self.aligned("liveness", LIVENESS_ALIGNMENT)
-        elif (side_px := self.side_px("liveness", len(self.face_sizes))) is not None:
-            crop = BoxCrops(side_px, self.face_sizes)
-        else:
-            raise PackError("tasks.liveness.input_size", "is required beside face_sizes")
-        return LivenessSpec(
-            self.file, self.sha256, self.normalization, crop, self.live_class, self.threshold, self.max_outside
-        )
-
-
-class _Tasks(BaseModel):
-    detection: _Detection
-    recognition: _Recognition
-    liveness: _Liveness | None = None
-
-
-class _Manifest(BaseModel):
-    model_id: Name
-    # InsightFace requires this key. The file itself may be absent (docs/decisions.md, 3).
-    license: Annotated[Text, StringConstraints(pattern=rf"^(.*/)?{re.escape(LICENSE_FILE)}$")]
-    tasks: _Tasks
-    provenance: dict[str, Any] = {}
-    metrics: dict[str, Any] = {}
-    calibration: JsonFile | None = None
-
-
-class _LivenessTask(BaseModel):
-    liveness: _Liveness
-
-
-class _PulledLiveness(BaseModel):
-    tasks: _LivenessTask

@@ -1,4 +1,7 @@
-"""Specifications of a pack's networks: files, input preprocessing and outputs."""
+"""Specifications of a pack's networks: files, input preprocessing and outputs.
+
+`models.pack.manifest` reads them from a manifest, whose keys are the aliases, and checks the limits of the fields.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,33 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
+from pydantic import ConfigDict, Field
+
+from models.fields import Number, PositiveInt, Sha256, Share
 from models.runtime.network import Engine, read_network
 from models.vision.alignment import Alignment
 
 ColorOrder = Literal["RGB", "BGR"]
 HeadKind = Literal["scrfd", "yunet"]
+MAX_DIMENSION: Final = 65_536
+MAX_CLASSES: Final = 1000
+File = Annotated[Path, Field(alias="file")]
 
 
 @dataclass(frozen=True)
 class Normalization:
     """Input normalization (pixel - mean) / std of pixels in 0..255, in this color order."""
 
-    mean: float
-    std: float
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    mean: Number
+    std: Annotated[Number, Field(gt=0)]
     color: ColorOrder = "RGB"
+
+
+Preprocessing = Annotated[Normalization, Field(alias="preprocessing")]
 
 
 @dataclass(frozen=True)
@@ -34,9 +48,9 @@ class Int8File:
         engines: measured loss by engine, with ``accepted``.
     """
 
-    path: Path
-    sha256: str
-    of: str
+    path: File
+    sha256: Sha256
+    of: Sha256
     engines: Mapping[Engine, Mapping[str, Any]] = field(compare=False)
 
     def is_accurate(self, engine: Engine) -> bool:
@@ -48,9 +62,9 @@ class Int8File:
 class DetectionSpec:
     """Face detector."""
 
-    path: Path
-    sha256: str | None
-    normalization: Normalization
+    path: File
+    sha256: Sha256 | None
+    normalization: Preprocessing
     head: HeadKind
     int8: Int8File | None = None
 
@@ -59,11 +73,11 @@ class DetectionSpec:
 class RecognitionSpec:
     """Face recognizer. ``alignment`` defines its crops, ``dimension`` the length of its embeddings."""
 
-    path: Path
-    sha256: str | None
-    normalization: Normalization
+    path: File
+    sha256: Sha256 | None
+    normalization: Preprocessing
     alignment: Alignment
-    dimension: int
+    dimension: Annotated[PositiveInt, Field(alias="embedding_dimension", le=MAX_DIMENSION)]
     preprocessing_version: str
     int8: Int8File | None = None
 
@@ -109,13 +123,13 @@ class LivenessSpec:
         max_outside: largest share of a crop that may lie outside the photo, in [0, 1].
     """
 
-    path: Path
-    sha256: str | None
-    normalization: Normalization
+    path: File
+    sha256: Sha256 | None
+    normalization: Preprocessing
     crop: Alignment | BoxCrops
-    live_class: int | None
-    threshold: float
-    max_outside: float
+    live_class: Annotated[int, Field(strict=True, ge=0, lt=MAX_CLASSES)] | None
+    threshold: Share
+    max_outside: Share
     int8: Int8File | None = None
 
     @property

@@ -16,7 +16,7 @@ from pathlib import Path
 import atheris
 
 READERS = [
-    "models.pack.fields",
+    "models.fields",
     "models.pack.loading",
     "models.pack.manifest",
     "models.risk.calibration",

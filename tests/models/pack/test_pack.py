@@ -49,7 +49,6 @@ def test_the_bundled_pack_is_complete() -> None:
         ("license", lambda d: d.update(license="LICENSE.txt")),
         ("tasks.detection", lambda d: d["tasks"].pop("detection")),
         ("tasks.detection.preprocessing.mean", lambda d: d["tasks"]["detection"]["preprocessing"].update(mean=10**400)),
-        ("tasks.recognition.file", lambda d: d["tasks"]["recognition"].update(file="detector.onnx")),
         ("tasks.detection.file", lambda d: d["tasks"]["detection"].update(file="manifest.json")),
         ("tasks.recognition.sha256", lambda d: d["tasks"]["recognition"].update(sha256="ABC")),
         (
@@ -60,7 +59,6 @@ def test_the_bundled_pack_is_complete() -> None:
         ("tasks.recognition.input_size", lambda d: d["tasks"]["recognition"].update(input_size=[112, 96])),
         ("tasks.recognition.alignment.template", with_template([[1, 2]] * 4)),
         ("tasks.recognition.alignment.template[4][1]", with_template([[1, 2], [3, 4], [5, 6], [7, 8], [9, math.nan]])),
-        ("tasks.recognition.alignment.template", with_template([[1, 2], [3, 4], [5, 6], [7, 8], [1, 2]])),
         ("tasks.recognition.preprocessing.std", lambda d: d["tasks"]["recognition"]["preprocessing"].update(std=0)),
         ("tasks.detection.head", lambda d: d["tasks"]["detection"].update(head="retina")),
         ("calibration", lambda d: d.update(calibration="none.json")),
