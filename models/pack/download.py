@@ -42,9 +42,7 @@ class DownloadedFile:
 
 
 class _RetryableError(Exception):
-    def __init__(self, problem: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(problem)
-        self.retry_after_s = retry_after_s
+    pass
 
 
 class Downloader:
@@ -83,47 +81,42 @@ class Downloader:
             size: expected bytes; None if unknown.
 
         Raises:
+            OSError: the file cannot be written.
             PullError: download_failed: all attempts failed, or the server rejected the request.
-            PullError: download_corrupt: the file had another checksum twice, or another size.
+            PullError: download_corrupt: the file had another checksum or size twice.
             PullError: disk_full: the disk is full.
         """
         partial = target.with_name(f"{target.name}.partial")
-        actual = ""
         for _ in range(2):  # a corrupt file is downloaded once more
             self._complete(url, partial, sha256 is not None, size, progress or (lambda name, done, total: None))
-            actual = sha256_of(partial)
-            if sha256 is None or actual == sha256:
-                file = DownloadedFile(target.name, without_credentials(url), actual, partial.stat().st_size)
+            file = DownloadedFile(target.name, without_credentials(url), sha256_of(partial), partial.stat().st_size)
+            if file.sha256 == (sha256 or file.sha256) and file.size == (size or file.size):
                 partial.replace(target)
                 return file
             partial.unlink()
-        raise PullError(
-            "download_corrupt",
-            f"{without_credentials(url)} has sha256 {actual[:12]}..., {str(sha256)[:12]}... was expected",
-        )
+        found, expected = f"{file.size} bytes, sha256 {file.sha256[:12]}...", f"{size or '?'} and {str(sha256)[:12]}..."
+        raise PullError("download_corrupt", f"{file.url} has {found}; {expected} were expected")
 
     def _complete(self, url: str, partial: Path, resume: bool, size: int | None, progress: Progress) -> None:
         """Request the file until ``partial`` is complete. ``resume``: a mix of two versions would be noticed."""
-        problem, retry_after_s = "", 0.0
+        problem = ""
         for attempt in range(self._attempts):
             if attempt:
-                time.sleep(min(MAX_BACKOFF_S, max(retry_after_s, self._backoff_s * 2 ** (attempt - 1))))
+                time.sleep(min(MAX_BACKOFF_S, self._backoff_s * 2 ** (attempt - 1)))
             try:
                 self._stream(url, partial, resume, size, progress)
                 return
             except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects) as error:
                 raise PullError("download_failed", f"{without_credentials(url)}: {error}") from error
             except httpx.HTTPError as error:
-                problem, retry_after_s = f"{type(error).__name__}: {error}", 0.0
+                problem = f"{type(error).__name__}: {error}"
             except _RetryableError as error:
-                problem, retry_after_s = str(error), error.retry_after_s
+                problem = str(error)
             except OSError as error:
                 if error.errno in DISK_FULL_ERRNOS:
                     raise PullError("disk_full", f"no room for {partial.name} in {partial.parent}") from error
-                raise PullError("download_failed", f"{partial} cannot be written ({error.strerror})") from error
-        raise PullError(
-            "download_failed", f"{without_credentials(url)}: {problem or 'no answer'}, {self._attempts} times"
-        )
+                raise
+        raise PullError("download_failed", f"{without_credentials(url)}: {problem}, {self._attempts} times")
 
     def _stream(self, url: str, partial: Path, resume: bool, size: int | None, progress: Progress) -> None:
         held = partial.stat().st_size if resume and partial.exists() else 0
@@ -136,22 +129,16 @@ class Downloader:
             if response.status_code != HTTPStatus.PARTIAL_CONTENT:
                 held = 0
             length = response.headers.get("Content-Length", "")
-            content_size = held + int(length) if length.isdigit() else None
-            if None not in (content_size, size) and content_size != size:
-                partial.unlink(missing_ok=True)
-                raise PullError(
-                    "download_corrupt", f"{without_credentials(url)} has {content_size} bytes, {size} were expected"
-                )
-            total = size if size is not None else content_size
-            name = partial.name.removesuffix(".partial")
+            total = held + int(length) if length.isdigit() else size
+            name, limit = partial.name.removesuffix(".partial"), size or total or MAX_BYTES
             with partial.open("ab" if held else "wb") as stream:
                 for chunk in response.iter_raw():
                     stream.write(chunk)
-                    if stream.tell() > (MAX_BYTES if total is None else total):
+                    if stream.tell() > limit:
                         # An endless response must not fill the disk before the checksum is compared.
                         partial.unlink()
                         raise PullError(
-                            "download_corrupt", f"{without_credentials(url)} is longer than the {total} bytes expected"
+                            "download_corrupt", f"{without_credentials(url)} is longer than the {limit} bytes expected"
                         )
                     progress(name, stream.tell(), total)
                 done = stream.tell()
@@ -161,8 +148,7 @@ class Downloader:
 
 def _check_status(response: httpx.Response, url: str) -> None:
     if response.status_code in RETRYABLE_STATUS:
-        after = response.headers.get("Retry-After", "")
-        raise _RetryableError(f"it answered {response.status_code}", float(after) if after.isdigit() else 0.0)
+        raise _RetryableError(f"it answered {response.status_code}")
     if not response.is_success:
         raise PullError(
             "download_failed", f"{without_credentials(url)} answered {response.status_code} {response.reason_phrase}"

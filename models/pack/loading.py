@@ -164,10 +164,8 @@ def _route_detector(path: Path, graph: onnx.GraphProto) -> DetectionSpec | str:
 
 
 def _route_recognizer(path: Path, graph: onnx.GraphProto, height: int, width: int) -> RecognitionSpec | str:
-    if not height or not width:
-        return "its input declares no fixed height and width"
     if height != width or height < MIN_CROP_PX or height % CROP_MULTIPLE_PX:
-        return f"a network for images of {width}x{height}"
+        return f"a network for images of {width}x{height} (0: of no fixed side)"
     alignment = insightface_alignment(height)
     if alignment is None:
         return f"InsightFace defines no face crop of {width}x{height}: describe it in manifest.json"

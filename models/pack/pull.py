@@ -16,10 +16,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from models.checksums import sha256_of
-from models.errors import PackError, PullError
+from models.errors import PullError
 from models.pack.catalog import ArchiveMember, CatalogEntry, Download
 from models.pack.download import DownloadedFile, Downloader, Progress
-from models.pack.verification import PULL_RECORD, check_files, pack_directory, run_liveness, run_networks
+from models.pack.verification import PULL_RECORD, check_files, pack_directory, run_networks
 
 WORK_DIR: Final = ".pull"
 """Folder in the models directory for locks and unfinished downloads."""
@@ -44,6 +44,7 @@ def pull(
         progress: called for every chunk.
 
     Raises:
+        OSError: the models directory cannot be written.
         PullError: the license was not accepted, or a download failed.
         PackError: the download is not a valid pack.
         RuntimeUnavailableError: no inference runtime can run the networks.
@@ -61,50 +62,30 @@ def pull(
             return directory
         with downloader or Downloader() as client:
             files = [_fetch(client, download, work, progress) for download in entry.downloads]
-        fresh = work / "pack"
-        shutil.rmtree(fresh, ignore_errors=True)
+        fresh, replaced = work / "pack", work / "replaced"
+        for left in (fresh, replaced):
+            shutil.rmtree(left, ignore_errors=True)
         fresh.mkdir()
         _assemble(entry, work, fresh, files)
         _write_record(entry, fresh, files, accepted)
-        (run_liveness if entry.kind == "liveness" else run_networks)(fresh)
+        run_networks(fresh, entry.kind)
         directory.parent.mkdir(exist_ok=True)
-        _replace(directory, fresh, work / "replaced")
+        if directory.exists():  # a process that serves the pack keeps its open files
+            directory.rename(replaced)
+        fresh.rename(directory)
         shutil.rmtree(work, ignore_errors=True)
     return directory
-
-
-def _replace(directory: Path, fresh: Path, replaced: Path) -> None:
-    """Put ``fresh`` in the place of ``directory``, which stays if that fails. All are on one file system.
-
-    A process that serves the replaced pack keeps its open files.
-    """
-    shutil.rmtree(replaced, ignore_errors=True)
-    if directory.exists():
-        directory.rename(replaced)
-    try:
-        fresh.rename(directory)
-    except OSError:
-        if replaced.exists():
-            replaced.rename(directory)
-        raise
 
 
 @contextmanager
 def _locked(models_dir: Path, name: str) -> Iterator[Path]:
     """Lock and yield the work folder of a pack."""
-    try:
-        (models_dir / WORK_DIR / name).mkdir(parents=True, exist_ok=True)
-        lock = (models_dir / WORK_DIR / f"{name}.lock").open("w")
-    except OSError as error:
-        raise PackError("models_dir", f"{models_dir} cannot be written ({error.strerror})") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            raise PackError("models_dir", f"{models_dir} does not lock files ({error.strerror})") from error
-        # The previous holder of the lock removes the folder when it finishes.
-        (models_dir / WORK_DIR / name).mkdir(exist_ok=True)
-        yield models_dir / WORK_DIR / name
+    work = models_dir / WORK_DIR / name
+    work.parent.mkdir(parents=True, exist_ok=True)
+    with work.with_name(f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        work.mkdir(exist_ok=True)
+        yield work
 
 
 def _fetch(client: Downloader, download: Download, work: Path, progress: Progress | None) -> DownloadedFile:

@@ -35,7 +35,7 @@ from models.vision.detection import Detector
 from models.vision.pixels import to_planes
 from models.vision.precision_loss import cosine_loss, detection_shift
 from models.vision.recognition import Recognizer
-from models.vision.specs import DetectionSpec, Int8File, NetworkSpec, RecognitionSpec
+from models.vision.specs import DetectionSpec, NetworkSpec, RecognitionSpec
 
 INT8_FOLDER: Final = "int8"
 """Subfolder of a pack: InsightFace opens every ONNX file beside the manifest."""
@@ -43,8 +43,8 @@ MIN_MEAN_COSINE: Final = 0.99
 MAX_LANDMARK_SHIFT: Final = 0.05
 """Largest 95th percentile of the landmarks' movement, in eye distances."""
 MAX_FACES_LOST: Final = 0.01
-SEARCH_CROPS: Final = 48
-SEARCH_PHOTOS: Final = 48
+SEARCH_SAMPLES: Final = 48
+"""Crops or photos that measure a choice of layers."""
 EMBED_ROWS: Final = 64
 BATCH_ROWS: Final = 16
 Measured = dict[str, Any]
@@ -265,16 +265,23 @@ class Judge(ABC):
         """Yield the inputs that set the ranges."""
 
     @abstractmethod
-    def measure(self, file: Path, engine: Engine, few: bool = False) -> Measured:
-        """Return the loss on an engine, with ``accepted``; on fewer faces if ``few``."""
+    def loss(self, network: Network, rows: slice) -> Measured:
+        """Return the loss of a network on some of the samples."""
 
     @abstractmethod
     def excess(self, measured: Measured) -> float:
         """Return the loss in units of its limit."""
 
     def open(self, file: Path, engine: Engine) -> Network:
-        int8 = replace(self.spec, int8=Int8File(file, "", "", {}))
-        return open_with_engine(int8, EngineChoice(engine, "int8", ""), EnginePreference())
+        """Open an INT8 file."""
+        return open_with_engine(
+            replace(self.spec, path=file, int8=None), EngineChoice(engine, "int8", ""), EnginePreference()
+        )
+
+    def measure(self, file: Path, engine: Engine, few: bool = False) -> Measured:
+        """Return the loss of an INT8 file on an engine, with ``accepted``; on fewer samples if ``few``."""
+        found = self.loss(self.open(file, engine), slice(SEARCH_SAMPLES if few else None))
+        return {**found, "accepted": self.excess(found) <= 1}
 
 
 class RecognizerJudge(Judge):
@@ -282,8 +289,7 @@ class RecognizerJudge(Judge):
 
     def __init__(self, spec: RecognitionSpec, samples: QuantizationSamples) -> None:
         self.spec, self._samples = spec, samples
-        self._fp32 = Recognizer(OnnxNetwork(spec.path), spec)
-        self._exact = _embed(self._fp32, samples.measured_crops)
+        self._exact = _embed(Recognizer(OnnxNetwork(spec.path), spec), samples.measured_crops)
 
     def batches(self) -> Iterator[Float]:
         crops, shape = self._samples.crops, (3, *self.spec.shape)
@@ -291,12 +297,9 @@ class RecognizerJudge(Judge):
             batch = crops[start : start + BATCH_ROWS]
             yield to_planes(batch, self.spec.normalization, np.empty((len(batch), *shape), np.float32))
 
-    def measure(self, file: Path, engine: Engine, few: bool = False) -> Measured:
-        recognizer = Recognizer(self.open(file, engine), self.spec)
-        rows = slice(SEARCH_CROPS if few else None)
-        vectors = _embed(recognizer, self._samples.measured_crops[rows])
-        found = {"cosine": cosine_loss(self._exact[rows], vectors)}
-        return {**found, "accepted": self.excess(found) <= 1}
+    def loss(self, network: Network, rows: slice) -> Measured:
+        vectors = _embed(Recognizer(network, self.spec), self._samples.measured_crops[rows])
+        return {"cosine": cosine_loss(self._exact[rows], vectors)}
 
     def excess(self, measured: Measured) -> float:
         return float((1 - measured["cosine"]["mean"]) / (1 - MIN_MEAN_COSINE))
@@ -313,12 +316,10 @@ class DetectorJudge(Judge):
         for photo in self._samples.photos:  # each on its own canvas, as in serving
             yield self._fp32.prepare(photo).planes[None]
 
-    def measure(self, file: Path, engine: Engine, few: bool = False) -> Measured:
-        detector = Detector(self.open(file, engine), self.spec)
-        rows = slice(SEARCH_PHOTOS if few else None)
+    def loss(self, network: Network, rows: slice) -> Measured:
+        detector = Detector(network, self.spec)
         faces = [detector.detect([photo])[0] for photo in self._samples.measured_photos[rows]]
-        found = {"landmark_shift": detection_shift(self._exact[rows], faces)}
-        return {**found, "accepted": self.excess(found) <= 1}
+        return {"landmark_shift": detection_shift(self._exact[rows], faces)}
 
     def excess(self, measured: Measured) -> float:
         shift = measured["landmark_shift"]

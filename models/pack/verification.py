@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -10,9 +10,10 @@ from typing import Any, Final
 from models.checksums import sha256_of
 from models.engines.selection import open_fp32
 from models.errors import ModelError, PackError
-from models.pack.catalog import CatalogEntry
+from models.fields import checked
+from models.pack.catalog import CatalogEntry, PackKind
 from models.pack.loading import BUNDLED_PACK, LIVENESS_DIR, load_pack
-from models.pack.manifest import load_liveness, verify_file
+from models.pack.manifest import load_liveness, read_json, verify_file
 from models.vision.output_check import check_outputs
 from models.vision.specs import NetworkSpec
 
@@ -46,18 +47,14 @@ def is_present(entry: CatalogEntry, models_dir: Path) -> bool:
     return directory.is_dir() if entry.kind == "bundled" else (directory / PULL_RECORD).is_file()
 
 
-def read_pull_record(entry: CatalogEntry, models_dir: Path) -> dict[str, Any]:
+def read_pull_record(entry: CatalogEntry, models_dir: Path) -> Mapping[str, Any]:
     """Read the record of a pulled pack.
 
     Raises:
         PackError: the record cannot be read.
     """
-    path = pack_directory(entry, models_dir) / PULL_RECORD
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        record["files"].items()
-    except (OSError, UnicodeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PackError(PULL_RECORD, f"of {entry.name} cannot be read ({error}): pull it again") from error
+    record = read_json(pack_directory(entry, models_dir) / PULL_RECORD)
+    checked(dict[str, str], record.get("files"), f"{PULL_RECORD}.files")
     return record
 
 
@@ -69,8 +66,7 @@ def check_pack(entry: CatalogEntry, models_dir: Path, provider: str | None = Non
     checks = check_files(entry, models_dir)
     directory = pack_directory(entry, models_dir)
     try:
-        run = run_liveness if entry.kind == "liveness" else run_networks
-        checks.append(PackCheck("networks", True, run(directory, provider)))
+        checks.append(PackCheck("networks", True, run_networks(directory, entry.kind, provider)))
     except ModelError as error:
         checks.append(PackCheck("networks", False, str(error)))
     return checks
@@ -85,7 +81,7 @@ def check_files(entry: CatalogEntry, models_dir: Path) -> list[PackCheck]:
     try:
         recorded: dict[str, str] = read_pull_record(entry, models_dir)["files"]
     except PackError as error:
-        return [PackCheck(PULL_RECORD, False, str(error))]
+        return [PackCheck(PULL_RECORD, False, f"{error}: pull the pack again")]
     published, directory, checks = entry.known_checksums(), pack_directory(entry, models_dir), []
     for file in sorted({*recorded, *published}):
         expected = published.get(file) or recorded[file]
@@ -100,31 +96,23 @@ def check_files(entry: CatalogEntry, models_dir: Path) -> list[PackCheck]:
     return checks
 
 
-def run_networks(directory: Path, provider: str | None = None) -> str:
-    """Load a pack, verify it and run each network once; return a summary.
+def run_networks(directory: Path, kind: PackKind = "files", provider: str | None = None) -> str:
+    """Load a pack of the catalog's ``kind``, verify it and run each network once; return a summary.
 
     Raises:
         PackError: the pack or a network is invalid.
         RuntimeUnavailableError: the runtime is missing.
     """
-    pack = load_pack(directory)
-    pack.verify()
-    specs: list[NetworkSpec] = [pack.detection, pack.recognition, *([pack.liveness] if pack.liveness else [])]
+    specs: list[NetworkSpec]
+    if kind == "liveness":
+        specs, summary = [load_liveness(directory)], ""
+        verify_file(specs[0].path, specs[0].sha256, "tasks.liveness.sha256")
+    else:
+        pack = load_pack(directory)
+        pack.verify()
+        specs = [pack.detection, pack.recognition, *([pack.liveness] if pack.liveness else [])]
+        ignored = f"; ignored {', '.join(pack.ignored)}" if pack.ignored else ""
+        summary = f"; embeddings have {pack.recognition.dimension} dimensions{ignored}"
     for spec in specs:
         check_outputs(spec, open_fp32(spec.path, provider))
-    count = "both networks" if pack.liveness is None else "all three networks"
-    ignored = f"; ignored {', '.join(pack.ignored)}" if pack.ignored else ""
-    return f"{count} ran; embeddings have {pack.recognition.dimension} dimensions{ignored}"
-
-
-def run_liveness(directory: Path, provider: str | None = None) -> str:
-    """Load a pulled liveness network, verify it and run it once; return a summary.
-
-    Raises:
-        PackError: the network is invalid.
-        RuntimeUnavailableError: the runtime is missing.
-    """
-    spec = load_liveness(directory)
-    verify_file(spec.path, spec.sha256, "tasks.liveness.sha256")
-    check_outputs(spec, open_fp32(spec.path, provider))
-    return "the liveness network ran"
+    return f"ran {', '.join(spec.path.name for spec in specs)}{summary}"

@@ -130,19 +130,14 @@ def _pull(entry: CatalogEntry, settings: Settings, accept_license: bool, silent:
         directory = pull_pack(entry, settings.models_path, accepted or present, advance)
     record = {} if entry.kind == "bundled" else read_pull_record(entry, settings.models_path)
     if not silent:
-        _report_pull(entry, directory, record)
+        _report_pull(entry, directory)
     return {"name": entry.name, "directory": str(directory), "pulled": record or None}
 
 
-def _report_pull(entry: CatalogEntry, directory: Path, record: Mapping[str, Any]) -> None:
+def _report_pull(entry: CatalogEntry, directory: Path) -> None:
     from models.pack.loading import load_pack
     from models.runtime.onnx_runtime import has_fast_int8
 
-    for file in _without_checksum(entry, record):
-        print_note(
-            f"The catalog has no checksum for {file['file']}. Saved the sha256 of the download, {file['sha256']}, for "
-            "'kith models verify'."
-        )
     if entry.kind == "liveness":
         print_line(f"Installed {entry.name} in {directory}. Servers use it from their next start, beside any pack.")
         return
@@ -372,11 +367,6 @@ def _file_progress() -> Iterator[Progress]:
             progress.update(tasks[name], completed=done, total=total)
 
         yield advance
-
-
-def _without_checksum(entry: CatalogEntry, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    unknown = {file.file for file in entry.downloads if file.sha256 is None}
-    return [file for file in record.get("downloads", ()) if file["file"] in unknown]
 
 
 def _megabytes(size: int | None) -> str:

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from models.errors import PackError, PullError
-from models.pack.catalog import CATALOG_PATH, find_entry, read_catalog
+from models.errors import PackError
+from models.pack.catalog import CATALOG_PATH, read_catalog
 from models.pack.loading import BUNDLED_PACK, load_pack
 
 PUBLISHERS = ("github.com", "huggingface.co", "storage.openvinotoolkit.org")
@@ -57,11 +57,6 @@ def test_a_pack_permits_what_its_least_free_part_permits() -> None:
     unlisted = replace(mixed, parts=())
     assert unlisted.commercial_use is None
     assert unlisted.license_of("detector") == mixed.license.name
-
-
-def test_an_unknown_name_is_rejected() -> None:
-    with pytest.raises(PullError, match="kith models list"):
-        find_entry(read_catalog(), "buffalo_xl")
 
 
 @pytest.mark.parametrize(

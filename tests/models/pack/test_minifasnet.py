@@ -13,7 +13,7 @@ import pytest
 from models.errors import PackError
 from models.pack.manifest import load_liveness
 from models.pack.minifasnet import FACE_SIZES, THRESHOLD, join_networks, write_minifasnet
-from models.pack.verification import run_liveness
+from models.pack.verification import run_networks
 from models.vision.specs import BoxCrops, Normalization
 from tests.networks import network
 
@@ -71,7 +71,7 @@ def test_the_written_network_has_the_crops_of_its_authors(tmp_path: Path) -> Non
     assert (spec.crop, spec.shape) == (BoxCrops(80, FACE_SIZES), (80, 160))
     assert (spec.normalization, spec.live_class) == (Normalization(0.0, 1.0, "BGR"), None)
     assert spec.threshold == THRESHOLD
-    assert run_liveness(folder) == "the liveness network ran"
+    assert run_networks(folder, "liveness") == "ran liveness.onnx"
 
 
 def test_other_networks_are_rejected(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import io
 import json
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from tests.packs import pack_with_int8
 
 DETECTOR = (BUNDLED_PACK / "detector.onnx").read_bytes()
 RECOGNIZER = (BUNDLED_PACK / "recognizer.onnx").read_bytes()
+BOTH = {"detector.onnx": DETECTOR, "recognizer.onnx": RECOGNIZER}
 TERMS = {"recognizer": "Apache-2.0", "detector": "MIT"}
 FREE = License("CC0-1.0", "https://license.example", "Everything.", False)
 ASKED = License("Research", "https://license.example", "Research.", True)
@@ -38,7 +39,7 @@ def sha256(content: bytes) -> str:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with serving({"/detector.onnx": File(DETECTOR), "/recognizer.onnx": File(RECOGNIZER)}) as opened:
+    with serving({}) as opened:
         yield opened
 
 
@@ -47,23 +48,27 @@ def models_dir(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
+def published(server: Server, files: Mapping[str, bytes]) -> tuple[Download, ...]:
+    """Serve files, and return their entries in the catalog."""
+    server.files |= {f"/{name}": File(content) for name, content in files.items()}
+    return tuple(Download(name, f"{server.url}/{name}", sha256(data), len(data)) for name, data in files.items())
+
+
 def files_pack(server: Server, license: License = FREE, checksums: bool = True) -> CatalogEntry:
-    downloads = [
-        Download(name, f"{server.url}/{name}", sha256(content) if checksums else None, None)
-        for name, content in (("detector.onnx", DETECTOR), ("recognizer.onnx", RECOGNIZER))
-    ]
-    return CatalogEntry("two-files", "files", "Two files.", license, tuple(downloads))
+    downloads = published(server, BOTH)
+    downloads = downloads if checksums else tuple(replace(each, sha256=None, size=None) for each in downloads)
+    return CatalogEntry("two-files", "files", "Two files.", license, downloads)
 
 
 def archive_pack(
     server: Server, content: bytes, kind: PackKind = "zip", members: tuple[ArchiveMember, ...] | None = None
 ) -> CatalogEntry:
-    server.files["/pack.zip"] = File(content)
     kept = members or (
         ArchiveMember("detector.onnx", sha256(DETECTOR), len(DETECTOR)),
         ArchiveMember("recognizer.onnx", sha256(RECOGNIZER), None),
     )
-    download = Download("pack.zip", f"{server.url}/pack.zip", sha256(content), len(content), kept)
+    (download,) = published(server, {"pack.zip": content})
+    download = replace(download, members=kept)
     return CatalogEntry("zipped", kind, "An archive.", FREE, (download,))
 
 
@@ -151,28 +156,6 @@ def test_damage_is_reported_and_repaired_by_a_pull(damage: str, server: Server, 
     assert all(result.ok for result in check_pack(entry, models_dir))
 
 
-def test_the_previous_pack_stays_if_the_new_one_cannot_take_its_place(
-    server: Server, models_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = files_pack(server)
-    directory = fetch(entry, models_dir)
-    (directory / PULL_RECORD).write_text("{")
-    rename = Path.rename
-
-    def fail(self: Path, target: Path) -> Path:
-        if self.name == "pack":
-            raise OSError(28, "No space left on device")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(OSError, match="No space left"):
-        fetch(entry, models_dir)
-    assert (directory / "recognizer.onnx").read_bytes() == RECOGNIZER
-    monkeypatch.undo()
-    fetch(entry, models_dir)
-    assert all(result.ok for result in check_pack(entry, models_dir))
-
-
 def test_concurrent_pulls_download_once(server: Server, models_dir: Path) -> None:
     entry = files_pack(server)
     threads = [threading.Thread(target=fetch, args=(entry, models_dir)) for _ in range(4)]
@@ -185,9 +168,10 @@ def test_concurrent_pulls_download_once(server: Server, models_dir: Path) -> Non
 
 
 def test_networks_that_do_not_run_are_not_installed(reference: Path, server: Server, models_dir: Path) -> None:
+    entry = files_pack(server, checksums=False)
     server.files["/recognizer.onnx"].content = b"not a network"
     with pytest.raises(ModelError):
-        fetch(files_pack(server, checksums=False), models_dir)
+        fetch(entry, models_dir)
     assert not (models_dir / "two-files").exists()
     files = {"a.xml": b"<net/>", "a.bin": b"x", "yunet.onnx": (reference / "detector_yunet.onnx").read_bytes()}
     with pytest.raises(ModelError, match="measured with another recognizer"):
@@ -216,9 +200,6 @@ def test_a_pack_with_int8_files_is_pulled_completely(server: Server, models_dir:
     assert not all(result.ok for result in check_pack(entry, models_dir))
 
 
-BOTH = {"detector.onnx": DETECTOR, "recognizer.onnx": RECOGNIZER}
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -241,12 +222,8 @@ def test_invalid_archives_are_rejected(content: bytes, message: str, server: Ser
 
 
 def openvino_pack(server: Server, **files: bytes) -> CatalogEntry:
-    server.files |= {f"/{name}": File(content) for name, content in files.items()}
-    downloads = [
-        Download(name, f"{server.url}/{name}", sha256(content), len(content)) for name, content in files.items()
-    ]
     parts = tuple(PackPart(part, license, True, "photos") for part, license in TERMS.items())
-    return CatalogEntry("open-model-zoo", "openvino", "Intel's.", FREE, tuple(downloads), parts)
+    return CatalogEntry("open-model-zoo", "openvino", "Intel's.", FREE, published(server, files), parts)
 
 
 def test_the_published_network_becomes_a_calibrated_pack(reference: Path, server: Server, models_dir: Path) -> None:
@@ -275,9 +252,7 @@ def test_the_published_network_becomes_a_calibrated_pack(reference: Path, server
 
 def test_a_liveness_network_is_pulled_beside_packs(server: Server, models_dir: Path) -> None:
     files = {f"{name}.onnx": small_network(seed) for seed, name in enumerate("ab")}
-    server.files |= {f"/{name}": File(data) for name, data in files.items()}
-    downloads = [Download(name, f"{server.url}/{name}", sha256(data), len(data)) for name, data in files.items()]
-    entry = CatalogEntry("minifasnet", "liveness", "Minivision's.", FREE, tuple(downloads))
+    entry = CatalogEntry("minifasnet", "liveness", "Minivision's.", FREE, published(server, files))
     bundled = load_pack(BUNDLED_PACK)
     assert with_pulled_liveness(bundled, models_dir) == bundled
     directory = fetch(entry, models_dir)
