@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from kith.wire.identifiers import FORBIDDEN_IN_IDS_PATTERN, MAX_ID_LENGTH, normalize_id, to_nfc
-from models.vision.photo_files import HEAD_BYTES, photo_format
 from service.core.atomic_files import atomic_write
 from service.inference.archives import MANIFEST
 
-PEOPLE_PER_FOLDER: Final = 1000
 SLASHES: Final = re.compile(r"[/\\]")
 
 
@@ -72,23 +70,16 @@ def write_archive(photos: Iterable[PersonPhoto], path: Path) -> tuple[int, int]:
     manifest = io.StringIO(newline="")
     rows = csv.writer(manifest)
     rows.writerow(("file", "subject", "source"))
-    people: dict[str, int] = {}
-    count = 0
+    people, count = set[str](), 0
     with atomic_write(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for photo in photos:
-            number = people.setdefault(photo.subject, len(people))
-            name = f"{number // PEOPLE_PER_FOLDER:04}/{number:06}/{count:08}{photo_suffix(photo.content)}"
+            name = f"{count:08}.jpg"  # whatever its format, which enrollment reads from its content
+            people.add(photo.subject)
             archive.writestr(name, photo.content)
             rows.writerow((name, photo.subject, photo.source))
             count += 1
         archive.writestr(MANIFEST, manifest.getvalue())
     return len(people), count
-
-
-def photo_suffix(content: bytes) -> str:
-    """Return the file suffix of a photo's format. Unknown content gets .jpg, so that enrollment reports it."""
-    found = photo_format(content[:HEAD_BYTES])
-    return ".jpg" if found in (None, "JPEG") else f".{found.lower()}"
 
 
 def _sanitize(name: str) -> str:

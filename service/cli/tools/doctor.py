@@ -34,7 +34,6 @@ CONFLICTING_DISTRIBUTIONS: Final = {
     "faiss": ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12", "faiss-gpu-cu11"),
     "cv2": ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
 }
-GPU_RUNTIME: Final = "onnxruntime-gpu"
 
 
 @dataclass(frozen=True)
@@ -48,20 +47,18 @@ class InstallationCheck:
 
 def diagnose(settings: Settings) -> list[InstallationCheck]:
     """Check the installation and the database, then run the packs' networks under the profiler."""
-    installed = installed_versions()
     checks = [
         InstallationCheck("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         InstallationCheck("cores", "ok", f"{available_cores()} usable"),
-        *check_conflicts(installed),
+        *check_conflicts(installed_versions()),
         check_master_key(settings),
         check_data(settings),
     ]
     if all(check.verdict != "error" for check in checks[-2:]):
         checks += check_database(settings)
     try:
-        providers = available_providers()
-        checks.append(InstallationCheck("onnxruntime", "ok", f"{runtime_version()}, offers {', '.join(providers)}"))
-        checks += check_gpu_runtime(installed, providers)
+        detail = f"{runtime_version()}, offers {', '.join(available_providers())}"
+        checks.append(InstallationCheck("onnxruntime", "ok", detail))
     except RuntimeUnavailableError as error:
         if not find_spec("openvino"):
             return [*checks, InstallationCheck("onnxruntime", "error", str(error))]
@@ -115,10 +112,8 @@ def check_data(settings: Settings) -> InstallationCheck:
     """Check the rights to the data directory and the database file. Neither is created, opened or migrated."""
     try:
         check_rights(settings)
-    except KithError as error:
-        return InstallationCheck("data", "error", f"{error}. {error.remedy}")
-    except OSError as error:
-        return InstallationCheck("data", "error", f"{error}. {OWNER_REMEDY}")
+    except (KithError, OSError) as error:
+        return InstallationCheck("data", "error", f"{error}. {getattr(error, 'remedy', OWNER_REMEDY)}")
     return InstallationCheck("data", "ok", f"{settings.data_dir.absolute()} can be written")
 
 
@@ -146,17 +141,6 @@ def check_conflicts(installed: dict[str, str]) -> list[InstallationCheck]:
             detail = f"{' and '.join(present)} overwrite each other: {remedy}"
             checks.append(InstallationCheck(package, verdict, detail))
     return checks
-
-
-def check_gpu_runtime(installed: dict[str, str], providers: list[str]) -> list[InstallationCheck]:
-    """Report that another onnxruntime overwrote onnxruntime-gpu, so that the loaded library has no CUDA."""
-    if GPU_RUNTIME in installed and "CUDAExecutionProvider" not in providers:
-        detail = (
-            "onnxruntime-gpu is installed, but the loaded onnxruntime has no CUDA: another one overwrote it. Uninstall "
-            "every onnxruntime, then install onnxruntime-gpu."
-        )
-        return [InstallationCheck("gpu", "error", detail)]
-    return []
 
 
 def check_gpus(settings: Settings, packs: Sequence[ModelPack]) -> list[InstallationCheck]:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from kith import Kith
 from kith.wire.identifiers import normalize_id
 from service.cli.converters import compreface
-from service.cli.converters.output import PersonPhoto, SubjectIds, photo_suffix, write_archive
+from service.cli.converters.output import SubjectIds
 from tests.conftest import jpeg
 from tests.postgres import Postgres
 from tests.refusals import raises_code
@@ -123,14 +122,3 @@ def test_subject_ids_are_valid_and_unique(names: list[str]) -> None:
     assert all(0 < len(subject) <= 128 and "/" not in subject and "\\" not in subject for subject in mapping.values())
     assert all(normalize_id(subject) == subject for subject in mapping.values())
     assert all(ids.id_for(name) == subject for name, subject in mapping.items())
-
-
-def test_photos_get_the_suffix_of_their_format(tmp_path: Path) -> None:
-    assert photo_suffix(b"\x89PNG\r\n\x1a\n") == ".png"
-    assert photo_suffix(b"\0\0\0\x18ftypheic\0\0\0\0heic") == ".heic"
-    assert photo_suffix(b"RIFF....WAVE") == photo_suffix(b"?") == ".jpg"
-    photos = [PersonPhoto("a", "1", b"GIF89a"), PersonPhoto("b", "2", b"II*\0")]
-    assert write_archive(photos, tmp_path / "p.zip") == (2, 2)
-    with zipfile.ZipFile(tmp_path / "p.zip") as archive:
-        assert [Path(name).suffix for name in archive.namelist()] == [".gif", ".tiff", ".csv"]
-        assert archive.read("manifest.csv").decode().splitlines()[1].endswith(",a,1")
