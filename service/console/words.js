@@ -244,7 +244,8 @@ export const mayPass = (error) => [0, 401, 403, 429].includes(error.status) || e
 export function problem({ code, title, message, remedy, document = {} }) {
   const { reasons = [], quality: measured } = document;
   const why = code === "low_quality" && reasons.map((name) => reason(name, { quality: measured }));
-  return { title, text: why.length > 0 ? join(...why) : sentence(message), remedy: sentence(remedy) };
+  const advice = sentence(remedy?.replaceAll(/ \(--[^)]*\)/g, "")); // without the options of commands
+  return { title, text: why.length > 0 ? join(...why) : sentence(message), remedy: advice };
 }
 
 /** A refused item of a job: what happened, and what to do. */

@@ -229,13 +229,9 @@ test("an id is derived from a name in any script", () => {
   assert.deepEqual(words.tags("a, b,, a "), ["a", "b"]);
 });
 
-test("problems keep the texts of the service", () => {
-  const forbidden = { code: "forbidden", title: "T", message: "this needs the scope 'enroll'", remedy: "See docs" };
-  assert.deepEqual(words.problem(forbidden), {
-    title: "T",
-    text: "This needs the scope 'enroll'.",
-    remedy: "See docs.",
-  });
+test("problems keep the texts of the service, without the options of commands", () => {
+  const forbidden = { code: "forbidden", title: "T", message: "this needs the scope 'enroll'", remedy: "Or 'x' (--x)" };
+  assert.deepEqual(words.problem(forbidden), { title: "T", text: "This needs the scope 'enroll'.", remedy: "Or 'x'." });
 });
 
 test("a refused item gets whole sentences", () => {
