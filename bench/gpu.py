@@ -8,7 +8,6 @@ docs/scale.md explains the figures.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -65,10 +64,10 @@ def main() -> None:
     if unknown := set(parts) - set(PARTS):
         sys.exit(f"no part {min(unknown)}: there are {', '.join(PARTS)}")
     plan = Plan([20_000], 0.01, 2, (1, 2), True) if rehearsal else Plan()
-    if not rehearsal and (trouble := _trouble()) is not None:
+    if not rehearsal and (trouble := diagnose_cuda()) is not None:
         print(f"No GPU: {trouble}. Nothing was measured.")
         return
-    gpus = _gpus() or ["no GPU: this is a rehearsal on the CPU, with meaningless figures"]
+    gpus = visible_gpus() or ["no GPU: this is a rehearsal on the CPU, with meaningless figures"]
     print(f"{about()['machine']}; {'; '.join(gpus)}")
     with TemporaryDirectory() as folder:
         for name in parts or PARTS:
@@ -81,23 +80,6 @@ def main() -> None:
             if not rehearsal:
                 write(RESULTS / f"gpu-{name}.json", None, {"rows": rows, **about(), "gpus": gpus})
             print(f"\n{name}\n\n{figures_table(rows)}")
-
-
-def _trouble() -> str | None:
-    try:
-        return diagnose_cuda()
-    except RuntimeUnavailableError as error:
-        return str(error)
-
-
-def _gpus() -> list[str]:
-    """Return name, memory and driver of each GPU, from nvidia-smi."""
-    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()
-    except OSError:
-        return visible_gpus()
-    return [line.replace(", ", " / ") for line in said]
 
 
 def embedding(plan: Plan, _: Path) -> list[Row]:
