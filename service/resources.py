@@ -69,7 +69,7 @@ def database_exists(settings: Settings) -> bool:
 def _is_missing(settings: Settings) -> bool:
     """Return True if opening the database would create a file."""
     file = settings.database_file
-    return file is not None and not str(file).startswith((":memory:", "file:")) and not file.exists()
+    return file is not None and not file.exists()
 
 
 def _check_creation(settings: Settings) -> None:

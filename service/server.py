@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Final
@@ -23,7 +23,6 @@ from service.resources import check_database, has_keys
 from service.security.process_memory import protect_memory
 from service.settings import Settings
 
-START_TIMEOUT_S = 60.0
 SHUTDOWN_REQUESTS_S = 10
 """Time for running requests to end."""
 SHUTDOWN_CLOSE_S = 8
@@ -69,32 +68,15 @@ def embedded(settings: Settings) -> Iterator[str]:
     thread = threading.Thread(target=run, name="kith-server", daemon=True)
     thread.start()
     try:
-        _wait_for_start(server, thread, failure)
+        while not server.started and thread.is_alive():
+            time.sleep(0.02)
+        if failure:
+            raise failure[0]
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:  # also while it starts: a thread left running would abort the interpreter at exit
         server.should_exit = True
         thread.join(SHUTDOWN_REQUESTS_S + 5)
         listener.close()
-
-
-def _wait_for_start(server: uvicorn.Server, thread: threading.Thread, failure: Sequence[BaseException]) -> None:
-    """Wait until the server listens.
-
-    Args:
-        failure: the error that ended the thread, which is raised.
-
-    Raises:
-        SettingsError: the server does not listen in time.
-    """
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not server.started:
-        if not thread.is_alive() and failure:
-            raise failure[0]
-        if not thread.is_alive() or time.monotonic() > deadline:
-            raise SettingsError(
-                f"the embedded service did not start within {START_TIMEOUT_S:.0f} s, or ended; see its log"
-            )
-        time.sleep(0.02)
 
 
 def bind_all(host: str, port: int) -> list[socket.socket]:

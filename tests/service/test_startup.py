@@ -130,7 +130,7 @@ def test_a_start_that_fails_closes_what_was_opened(
 
 
 COMMANDS = """
-import os, sys
+import os, signal, sys
 import service.server
 from service.cli.main import main
 for folder, words, environment in CASES:
@@ -138,6 +138,7 @@ for folder, words, environment in CASES:
         for descriptor in (1, 2):
             os.dup2(os.open(folder + ".log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
         os.chdir(folder)
+        signal.alarm(60)  # ends what serves, instead of failing
         os.environ.update(environment)
         sys.argv[1:] = words
         main()
