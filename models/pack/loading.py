@@ -39,8 +39,6 @@ MIN_DETECTOR_OUTPUTS: Final = 5
 YUNET_OUTPUTS: Final = 12
 FLOAT_TYPES: Final = (1, 10, 11)
 """ONNX's FLOAT, FLOAT16 and DOUBLE."""
-MIN_CROP_PX: Final = 112
-CROP_MULTIPLE_PX: Final = 16
 EMBEDDING_MULTIPLE: Final = 64
 """Usual embeddings have a multiple of 64 numbers. Attributes, emotions and landmarks have other lengths."""
 FIRST_NODES: Final = 8
@@ -164,9 +162,7 @@ def _route_detector(path: Path, graph: onnx.GraphProto) -> DetectionSpec | str:
 
 
 def _route_recognizer(path: Path, graph: onnx.GraphProto, height: int, width: int) -> RecognitionSpec | str:
-    if height != width or height < MIN_CROP_PX or height % CROP_MULTIPLE_PX:
-        return f"a network for images of {width}x{height} (0: of no fixed side)"
-    alignment = insightface_alignment(height)
+    alignment = insightface_alignment(height) if 0 < height == width else None
     if alignment is None:
         return f"InsightFace defines no face crop of {width}x{height}: describe it in manifest.json"
     if len(graph.output) != 1:

@@ -34,15 +34,13 @@ def join_networks(files: Sequence[Path]) -> onnx.ModelProto:
     The result maps ``input`` (batch, 3, 80, 160), the crops side by side, to ``score`` (batch, 1) in [0, 1].
 
     Raises:
-        PackError: a file is damaged, or is no MiniFASNet.
+        PackError: a file is damaged, or no such network.
     """
-    networks = [_read(file) for file in files]
-    first, *others = ({each.domain: each.version for each in network.opset_import} for network in networks)
-    if any(other != first for other in others):
-        raise PackError(NAME, "the networks have different versions of ONNX's operators")
+    networks = [read_model(file) for file in files]
     nodes, constants = [], [numpy_helper.from_array(np.array([axis]), f"axis_{axis}") for axis in (LIVE_CLASS, 3)]
     probabilities = []
     for number, network in enumerate(networks):
+        check_model(network, files[number].name)
         network = compose.add_prefix(network, f"network_{number}/")
         given, found = network.graph.input[0].name, network.graph.output[0].name
         ends = [numpy_helper.from_array(np.array([SIDE_PX * (number + n)]), f"end_{number}_{n}") for n in (0, 1)]
@@ -90,16 +88,3 @@ def write_minifasnet(directory: Path, files: Sequence[Path]) -> None:
         "provenance": {"liveness": [{"file": file.name, "sha256": sha256_of(file)} for file in files]},
     }
     (directory / MANIFEST_FILE).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
-def _read(file: Path) -> onnx.ModelProto:
-    model = read_model(file)
-    check_model(model, file.name)
-    given, found = (port[0].type.tensor_type.shape.dim for port in (model.graph.input, model.graph.output))
-    if (
-        [side.dim_value for side in given][1:] != [3, SIDE_PX, SIDE_PX]
-        or len(found) != 2
-        or len(model.graph.output) > 1
-    ):
-        raise PackError(file.name, f"is no MiniFASNet: it does not map 3x{SIDE_PX}x{SIDE_PX} pixels to classes")
-    return model

@@ -167,10 +167,8 @@ def _reporting(spec: NetworkSpec) -> Iterator[None]:
     """Raise PackError for the quantizer's exceptions, which have many unrelated types."""
     try:
         yield
-    except (PackError, RuntimeUnavailableError):
+    except (PackError, RuntimeUnavailableError, OSError):
         raise
-    except OSError as error:
-        raise PackError("int8", f"cannot be written beside {spec.path} ({error.strerror})") from error
     except Exception as error:
         raise PackError(spec.path.name, f"cannot be quantized ({type(error).__name__}: {error})") from error
 

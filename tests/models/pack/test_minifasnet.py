@@ -6,7 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 
@@ -18,7 +17,7 @@ from models.vision.specs import BoxCrops, Normalization
 from tests.networks import network
 
 
-def small_network(seed: int, batch: int | str = "batch", side: int = 80, opset: int = 17) -> bytes:
+def small_network(seed: int, batch: int | str = "batch") -> bytes:
     """Return a network with the ports of MiniFASNet's published ONNX files: pixels in 0..255 to three logits."""
     rng = np.random.default_rng(seed)
     weights = {
@@ -33,10 +32,10 @@ def small_network(seed: int, batch: int | str = "batch", side: int = 80, opset: 
         "flat = Flatten (pooled)",
         "output = Gemm (flat, classes)",
     )
-    given, found = [f"float[{batch}, 3, {side}, {side}] input"], [f"float[{batch}, 3] output"]
+    given, found = [f"float[{batch}, 3, 80, 80] input"], [f"float[{batch}, 3] output"]
     constants = {name: value.astype(np.float32) for name, value in weights.items()}
     with TemporaryDirectory() as folder:
-        return network(Path(folder, "small.onnx"), given, found, *nodes, opset=opset, **constants).read_bytes()
+        return network(Path(folder, "small.onnx"), given, found, *nodes, opset=17, **constants).read_bytes()
 
 
 def written(folder: Path, *contents: bytes) -> list[Path]:
@@ -75,13 +74,5 @@ def test_the_written_network_has_the_crops_of_its_authors(tmp_path: Path) -> Non
 
 
 def test_other_networks_are_rejected(tmp_path: Path) -> None:
-    flat = onnx.load_from_string(small_network(1))
-    flat.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 1
-    for content, problem in (
-        (b"no network", "is not an ONNX file"),
-        (small_network(1, side=112), "is no MiniFASNet"),
-        (flat.SerializeToString(), "is no MiniFASNet"),
-        (small_network(1, opset=13), "different versions of ONNX's operators"),
-    ):
-        with pytest.raises(PackError, match=problem):
-            join_networks(written(tmp_path, small_network(0), content))
+    with pytest.raises(PackError, match=r"1\.onnx: is not an ONNX file"):
+        join_networks(written(tmp_path, small_network(0), b"no network"))

@@ -46,7 +46,7 @@ def _custom(path: Path) -> None:
 LANDMARKS = partial(color_network, image=images(192), numbers=3309, declared=[1, 3309])
 OTHER_FILES: dict[str, tuple[Write, str]] = {
     "landmarks, of InsightFace": (LANDMARKS, "no face crop of 192x192"),
-    "age, of InsightFace": (lambda p: color_network(p, images(96), 3, declared=[1, 3]), "images of 96x96"),
+    "age, of InsightFace": (lambda p: color_network(p, images(96), 3, declared=[1, 3]), "no face crop of 96x96"),
     "a swapper of InsightFace": (
         lambda p: color_network(p, images(128), 3, declared=[1, 3], further_inputs=1),
         "2 inputs and 1 outputs",
@@ -55,7 +55,7 @@ OTHER_FILES: dict[str, tuple[Write, str]] = {
     "custom operators": (_custom, "'Mine' of 'own'"),
     "an image per image": (lambda p: color_network(p, images(512), declared=[1, 3, 512, 512]), "are no embedding"),
     "channels last": (lambda p: color_network(p, [1, 112, 112, 3], axes=(1, 2)), "takes no images"),
-    "an open size": (lambda p: color_network(p, ["batch", 3, "height", "width"]), "images of 0x0"),
+    "an open size": (lambda p: color_network(p, ["batch", 3, "height", "width"]), "no face crop of 0x0"),
     "pixels as bytes": (lambda p: color_network(p, dtype=TensorProto.INT8), "has another type"),
     "two vectors": (lambda p: color_network(p, outputs=2), "a network with 2 outputs"),
     "a detector without points": (lambda p: color_network(p, images(640), 1, outputs=6), "6 outputs"),
