@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from models.engines.selection import EnginePreference, available_precisions, choose_engine, open_network
 from models.errors import PackError
 from models.pack import quantization
 from models.pack.loading import BUNDLED_PACK, load_pack
-from models.pack.manifest import INT8_FILE, ModelPack
+from models.pack.manifest import ModelPack
 from models.pack.quantization import Int8Result, choose_fp32_layers, quantize_pack
 from models.vision.specs import NetworkSpec
 from service.cli.tools.demo import varied_samples
@@ -116,13 +114,3 @@ def test_what_loses_too_much_or_is_no_faster_is_not_installed(
 ) -> None:
     result = Int8Result("recognition", 9, 2, "openvino", {"openvino": {"accepted": loses_little}}, speedup)
     assert result.accepted is accepted
-
-
-@pytest.mark.usefixtures("unlimited")
-def test_too_few_faces_are_refused(plain: ModelPack) -> None:
-    def photos() -> Iterator[NDArray[np.uint8]]:
-        yield from (np.zeros((64, 64, 3), np.uint8) for _ in range(4))
-
-    with pytest.raises(PackError, match="0 usable faces"):
-        quantize_pack(plain, photos())
-    assert not (plain.directory / INT8_FILE).exists()

@@ -46,7 +46,6 @@ def _custom(path: Path) -> None:
 LANDMARKS = partial(color_network, image=images(192), numbers=3309, declared=[1, 3309])
 OTHER_FILES: dict[str, tuple[Write, str]] = {
     "landmarks, of InsightFace": (LANDMARKS, "no face crop of 192x192"),
-    "age, of InsightFace": (lambda p: color_network(p, images(96), 3, declared=[1, 3]), "no face crop of 96x96"),
     "a swapper of InsightFace": (
         lambda p: color_network(p, images(128), 3, declared=[1, 3], further_inputs=1),
         "2 inputs and 1 outputs",
