@@ -17,14 +17,14 @@ from models.errors import PackError
 from models.pack.manifest import (
     CALIBRATION_FILE,
     MANIFEST_FILE,
-    MANIFEST_VERSION,
     ModelPack,
     load_liveness,
     parse_manifest,
     read_json,
+    read_manifest,
     with_int8_files,
 )
-from models.runtime.onnx_check import check_model, read_model
+from models.runtime.onnx_check import BUNDLED_PACKS_DIR, check_model, read_model
 from models.vision.alignment import insightface_alignment
 from models.vision.detection import SCRFD_COLUMNS, SCRFD_STRIDES
 from models.vision.specs import DetectionSpec, Normalization, RecognitionSpec
@@ -32,7 +32,7 @@ from models.vision.specs import DetectionSpec, Normalization, RecognitionSpec
 if TYPE_CHECKING:
     import onnx
 
-BUNDLED_PACK: Final = Path(__file__).parents[1] / "packs" / "kith-compact"
+BUNDLED_PACK: Final = BUNDLED_PACKS_DIR / "kith-compact"
 LIVENESS_DIR: Final = "liveness"
 """Folder of the models directory with a folder for each pulled liveness network."""
 MIN_DETECTOR_OUTPUTS: Final = 5
@@ -53,11 +53,6 @@ def find_pack(name: Path, models_dir: Path) -> Path:
     return name
 
 
-def is_bundled(pack: ModelPack) -> bool:
-    """Tell whether a pack is part of Kith, whose files commands do not change."""
-    return pack.directory.parent == BUNDLED_PACK.parent.resolve()
-
-
 def load_pack(directory: Path) -> ModelPack:
     """Load a pack from its manifest, or from an unversioned directory of ONNX files.
 
@@ -69,12 +64,8 @@ def load_pack(directory: Path) -> ModelPack:
         raise PackError(
             "pack", f"{directory} is not a directory, nor the name of a pulled pack (KITH_PACK names the one to serve)"
         )
-    manifest = directory / MANIFEST_FILE
-    if manifest.is_file():
-        document = read_json(manifest)
-        if document.get("manifest_version") == MANIFEST_VERSION:
-            return with_int8_files(parse_manifest(directory, document))
-    return with_int8_files(_load_unversioned(directory))
+    document = read_manifest(directory)
+    return with_int8_files(_load_unversioned(directory) if document is None else parse_manifest(directory, document))
 
 
 def with_pulled_liveness(pack: ModelPack, models_dir: Path) -> ModelPack:

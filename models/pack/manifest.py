@@ -146,6 +146,13 @@ def read_json(path: Path) -> Mapping[str, Any]:
     return document
 
 
+def read_manifest(directory: Path) -> Mapping[str, Any] | None:
+    """Return a pack's manifest; None if it has none of the version that Kith reads."""
+    manifest = directory / MANIFEST_FILE
+    document = read_json(manifest) if manifest.is_file() else {}
+    return document if document.get("manifest_version") == MANIFEST_VERSION else None
+
+
 def parse_manifest(directory: Path, document: Mapping[str, Any]) -> ModelPack:
     """Validate a manifest of version 2 in a resolved ``directory``.
 

@@ -18,7 +18,7 @@ from models.pack.manifest import (
     MANIFEST_FILE,
     MANIFEST_VERSION,
     ModelPack,
-    read_json,
+    read_manifest,
 )
 from models.runtime.network import network_sha256
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
@@ -112,7 +112,7 @@ def update_manifest(directory: Path, provenance: Mapping[str, Any], metrics: Map
     Raises:
         PackError: the pack has no manifest of version 2.
     """
-    document = _read_manifest(directory)
+    document = read_manifest(directory)
     if document is None:
         problem = f"{directory} has none of version {MANIFEST_VERSION}: only packs with a manifest can be updated"
         raise PackError(MANIFEST_FILE, problem)
@@ -149,19 +149,12 @@ def _write_verified(file: Path, document: Mapping[str, Any]) -> ModelPack:
 
 def replace_calibration(pack: ModelPack, calibration: Mapping[str, Any]) -> ModelPack:
     """Replace a pack's calibration atomically, and load the pack. Raises OSError: the directory is not writable."""
-    document = _read_manifest(pack.directory)
+    document = read_manifest(pack.directory)
     _replace_file(pack.directory / CALIBRATION_FILE, json.dumps(calibration))
     if document and document.get("calibration") != CALIBRATION_FILE:
         updated = {**document, "calibration": CALIBRATION_FILE}
         _replace_file(pack.directory / MANIFEST_FILE, json.dumps(updated, indent=2))
     return load_pack(pack.directory)
-
-
-def _read_manifest(directory: Path) -> Mapping[str, Any] | None:
-    """Return a pack's manifest; None if it has none of the version that Kith reads."""
-    manifest = directory / MANIFEST_FILE
-    document = read_json(manifest) if manifest.is_file() else {}
-    return document if document.get("manifest_version") == MANIFEST_VERSION else None
 
 
 def _replace_file(path: Path, text: str) -> None:

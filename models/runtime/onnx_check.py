@@ -18,7 +18,7 @@ from models.runtime.network import is_ir
 if TYPE_CHECKING:
     import onnx
 
-BUNDLED_PACKS_DIR: Final = Path(__file__).parents[1] / "packs"
+BUNDLED_PACKS_DIR: Final = Path(__file__).resolve().parents[1] / "packs"
 """Trusted without a check, like the code beside it."""
 MAX_BYTES: Final = 2_000_000_000
 """Protobuf limits messages to 2^31 bytes."""

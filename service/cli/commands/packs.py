@@ -189,13 +189,14 @@ def calibrate(
 ) -> None:
     """Calibrate an installed pack on photos without names."""
     from models.errors import PackError
-    from models.pack.loading import find_pack, is_bundled, load_pack
+    from models.pack.loading import find_pack, load_pack
     from models.pack.unlabeled_photos import calibrate_without_names
     from models.pack.writing import replace_calibration
     from models.risk.calibration import Calibration
+    from models.runtime.onnx_check import is_bundled
 
     pack = load_pack(find_pack(Path(name), read_settings().models_path))
-    if is_bundled(pack):
+    if is_bundled(pack.directory):
         raise PackError("calibration", "bundled packs keep their calibration. Copy the pack to calibrate it")
     if pack.calibration is not None and not replace:
         raise PackError("calibration", f"{name} has one. Replace it with --replace")
@@ -228,13 +229,14 @@ def quantize(
     Exit status 1 if a network loses too much or is no faster: it gets no INT8 file."""
     from models.errors import PackError
     from models.pack.int8_samples import spread
-    from models.pack.loading import find_pack, is_bundled, load_pack
+    from models.pack.loading import find_pack, load_pack
     from models.pack.quantization import quantize_pack
+    from models.runtime.onnx_check import is_bundled
     from service.cli.tools.demo import varied_samples
 
     settings = read_settings()
     pack = load_pack(find_pack(Path(name), settings.models_path))
-    if is_bundled(pack):
+    if is_bundled(pack.directory):
         raise PackError("int8", "bundled packs come with the INT8 files that lose little")
     if pack.has_int8 and not replace:
         raise PackError("int8", f"{name} has INT8 files. Replace them with --replace")
