@@ -88,6 +88,13 @@ class ModelPack:
         """Tell whether a network has an INT8 file."""
         return self.detection.int8 is not None or self.recognition.int8 is not None
 
+    @property
+    def specs(self) -> dict[str, NetworkSpec]:
+        """Specs of the networks by task."""
+        found: dict[str, NetworkSpec | None]
+        found = {"detection": self.detection, "recognition": self.recognition, "liveness": self.liveness}
+        return {task: spec for task, spec in found.items() if spec is not None}
+
     def name_of(self, path: Path) -> str:
         """Return a file's path relative to the pack, as in the manifest; the name of a file outside the pack."""
         return path.relative_to(self.directory).as_posix() if path.is_relative_to(self.directory) else path.name
@@ -99,10 +106,7 @@ class ModelPack:
             PackError: a file has another checksum or is no acceptable network, or the calibration was measured with
                 another recognizer.
         """
-        specs: dict[str, NetworkSpec] = {"detection": self.detection, "recognition": self.recognition}
-        if self.liveness is not None:
-            specs["liveness"] = self.liveness
-        for task, spec in specs.items():
+        for task, spec in self.specs.items():
             verify_file(spec.path, spec.sha256, f"tasks.{task}.sha256")
             if (int8 := spec.int8) is not None:
                 if int8.of != (actual := network_sha256(spec.path)):

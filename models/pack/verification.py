@@ -110,7 +110,7 @@ def run_networks(directory: Path, kind: PackKind = "files", provider: str | None
     else:
         pack = load_pack(directory)
         pack.verify()
-        specs = [pack.detection, pack.recognition, *([pack.liveness] if pack.liveness else [])]
+        specs = [*pack.specs.values()]
         ignored = f"; ignored {', '.join(pack.ignored)}" if pack.ignored else ""
         summary = f"; embeddings have {pack.recognition.dimension} dimensions{ignored}"
     for spec in specs:

@@ -15,11 +15,10 @@ import numpy as np
 from models.engines.selection import EnginePreference, open_network, open_networks
 from models.errors import ModelError, RuntimeUnavailableError
 from models.pack.loading import load_pack, with_pulled_liveness
-from models.pack.manifest import ModelPack
 from models.runtime.cuda_network import visible_gpus
 from models.runtime.onnx_runtime import available_cores, available_providers, runtime_version
 from models.runtime.openvino_network import fast_precisions, openvino_version
-from models.vision.specs import NetworkSpec
+from models.vision.specs import DetectionSpec, NetworkSpec
 from service.core.errors import KithError
 from service.resources import check_rights, database_exists, master_keys, open_own_database
 from service.security.master_keys import KeyFile
@@ -74,14 +73,10 @@ def diagnose(settings: Settings) -> list[InstallationCheck]:
             pack.verify()
             checks.append(InstallationCheck("pack", "ok", f"{pack.model_id}: checksums match"))
             checks += [InstallationCheck(name, "ok", f"ignored: {reason}") for name, reason in pack.ignored.items()]
-        checks += check_gpus(settings, packs)
-        networks: list[tuple[NetworkSpec, int]] = [
-            (pack.recognition, pack.recognition.alignment.size_px) for pack in packs
-        ]
-        if (liveness := packs[0].liveness) is not None:
-            networks.append((liveness, max(liveness.shape)))
-        for spec, side in ((packs[0].detection, 256), *networks):
-            checks += [] if settings.wish.wants_gpu else _check_network(spec, settings.wish, side)
+        specs = [*packs[0].specs.values(), *(pack.recognition for pack in packs[1:])]
+        checks += check_gpus(settings, specs)
+        for spec in specs:
+            checks += [] if settings.wish.wants_gpu else _check_network(spec, settings.wish)
     except ModelError as error:
         checks.append(InstallationCheck("pack", "error", str(error)))
     return checks
@@ -143,14 +138,13 @@ def check_conflicts(installed: dict[str, str]) -> list[InstallationCheck]:
     return checks
 
 
-def check_gpus(settings: Settings, packs: Sequence[ModelPack]) -> list[InstallationCheck]:
+def check_gpus(settings: Settings, specs: Sequence[NetworkSpec]) -> list[InstallationCheck]:
     """Check that requested GPUs run the networks. An error here would keep the service from becoming ready."""
     gpus = visible_gpus()
     if not settings.wish.wants_gpu:
         unused = f"; {', '.join(gpus)} is not used (KITH_DEVICE={settings.device})" if gpus else ""
         return [InstallationCheck("gpu", "ok", f"not requested{unused}")]
     checks = [InstallationCheck("gpu", "ok", f"{index}: {name}") for index, name in enumerate(gpus)]
-    specs: list[NetworkSpec] = [packs[0].detection, *(pack.recognition for pack in packs)]
     for spec in specs:
         opened = open_networks(spec, settings.wish)
         if opened.gpu_error is not None:
@@ -159,11 +153,12 @@ def check_gpus(settings: Settings, packs: Sequence[ModelPack]) -> list[Installat
     return checks
 
 
-def _check_network(spec: NetworkSpec, wish: EnginePreference, side_px: int) -> list[InstallationCheck]:
+def _check_network(spec: NetworkSpec, wish: EnginePreference) -> list[InstallationCheck]:
     """Run one network on the CPU and report where its nodes ran."""
     network = open_network(spec, wish)
     name = network.path.name
-    shape = [s if isinstance(s, int) else d for s, d in zip(network.input_shape, (1, 3, side_px, side_px), strict=True)]
+    sides = (256, 256) if isinstance(spec, DetectionSpec) else spec.shape
+    shape = [s if isinstance(s, int) else d for s, d in zip(network.input_shape, (1, 3, *sides), strict=True)]
     placed = network.placement(np.zeros(shape, np.float32))
     detail = ", ".join(f"{count} nodes on {where}" for where, count in sorted(placed.items()))
     checks = [
