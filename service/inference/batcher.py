@@ -96,8 +96,6 @@ class DevicePool:
                     self.changed.wait()
                 batcher, background = self._next(waiting)
                 batch = batcher.take(background)
-                if len(waiting) > 1 or batcher.queue:
-                    self.changed.notify_all()  # another device may be idle
             try:
                 batcher.run(device, batch)
             except Exception:  # the batcher's event loop is closed; other batchers may have another loop

@@ -73,17 +73,17 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _answer(payload: bytes, shared: mmap.mmap | None) -> dict[str, Any]:
-    """Return the width and height that the header declares, or those of pixels that were written, and their turns."""
+    """Return the width and height that the header declares, or those of the upright pixels that were written."""
     with translated_errors():
         if shared is None:
             width, height = _open(payload).size
             return {"width": width, "height": height}
-        pixels, turns = read_whole(payload, _open(payload))
+        pixels = read_whole(payload, _open(payload))
         height, width = pixels.shape[:2]
         if pixels.nbytes > len(shared):
             raise ImageError("image_too_large", f"the photo has {width} x {height} pixels")
         np.frombuffer(shared, np.uint8, pixels.size)[:] = pixels.ravel()
-        return {"width": width, "height": height, "turns": turns}
+        return {"width": width, "height": height}
 
 
 def _open(payload: bytes) -> Image.Image:

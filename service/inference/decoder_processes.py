@@ -43,14 +43,13 @@ class DecoderProcesses:
         answer, _ = self._ask(payload, 2 * len(payload), decode=False)
         return answer["width"], answer["height"]
 
-    def decode(self, payload: bytes, memory_bytes: int) -> tuple[NDArray[np.uint8], int]:
-        """Return (h, w, 3) uint8 RGB, and the counterclockwise quarter turns that make it upright.
+    def decode(self, payload: bytes, memory_bytes: int) -> NDArray[np.uint8]:
+        """Return the upright photo, (h, w, 3) uint8 RGB.
 
         Raises:
             image_damaged, image_format, image_too_large: The photo cannot be decoded within its memory.
         """
-        answer, pixels = self._ask(payload, memory_bytes, decode=True)
-        return pixels, answer["turns"]
+        return self._ask(payload, memory_bytes, decode=True)[1]
 
     def close(self) -> None:
         """End all idle processes. The others end with their photo."""

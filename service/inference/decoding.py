@@ -1,7 +1,7 @@
-"""Decoding of JPEG, PNG and WebP to RGB pixels, upright on request. Only this module of the service uses simplejpeg.
+"""Decoding of JPEG, PNG and WebP to upright RGB pixels. Only this module of the service uses simplejpeg.
 
-A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size at a much lower cost. EXIF rotations are applied lazily, to the
-downscaled image or to coordinates, instead of to the full photo. service.inference.images checks the limits before.
+A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size at a much lower cost. service.inference.images checks the limits
+before.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import Final
 
 import cv2
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from models.runtime.network import Float
-from models.vision.alignment import rotate_points
 from models.vision.detection import downscale
 from service.core.errors import ImageError, KithError
 from service.inference.rgb_conversion import to_rgb
@@ -34,17 +33,10 @@ cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP")
 """Formats that this module decodes. service.inference.decoder_child decodes the others."""
-MIRRORED_AND_TURNS: Final = {
-    2: (True, 0),
-    3: (False, 2),
-    4: (True, 2),
-    5: (True, 1),
-    6: (False, 3),
-    7: (True, 3),
-    8: (False, 1),
-}
-"""Swap of left and right, and then counterclockwise quarter turns, by EXIF orientation."""
-ROTATIONS: Final = {1: cv2.ROTATE_90_COUNTERCLOCKWISE, 2: cv2.ROTATE_180, 3: cv2.ROTATE_90_CLOCKWISE}
+FLIPS: Final = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
+"""Code of cv2.flip by EXIF orientation: left and right (1), top and bottom (0), or both (-1) change places."""
+FIRST_TRANSPOSED: Final = 5
+"""Orientations from this one on swap rows and columns before they flip them."""
 REDUCTIONS: Final = (1 / 8, 1 / 4, 1 / 2)
 """Scales for decoding. Other scales of libjpeg are slower than full size."""
 MAX_SEGMENTS: Final = 65_536
@@ -61,123 +53,86 @@ OVERHEAD_BYTES: Final = 8_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class EncodedPhoto:
-    """Photo with a parsed header. ``height`` and ``width`` are those of the upright photo in pixels.
+class DecodedPhoto:
+    """Upright photo of ``height`` and ``width``, whose ``pixels``, (h, w, 3) uint8 RGB, have the scale ``reduction``.
 
-    The stored photo becomes upright by swapping left and right, if ``mirrored``, and then by ``turns`` counterclockwise
-    quarter turns. A format that cannot be decoded at a smaller scale is already decoded to ``whole``, and mirrored.
+    ``shift_xy``: pixels before the photo's left and top edge. The last row and column of a reduction may show less of
+    the photo, and flips put them first. ``decode``: decodes the photo at another scale.
     """
 
     height: int
     width: int
-    payload: bytes
-    turns: int = 0
-    mirrored: bool = False
-    whole: NDArray[np.uint8] | None = None
-
-    @cached_property
-    def completed(self) -> bytes:
-        """Content of a JPEG, with the end-of-image marker if only that is missing."""
-        return complete(self.payload)
-
-    def decode(self, scale: float = 1.0) -> DecodedPhoto:
-        """Decode at the smallest available scale that is at least ``scale``, in (0, 1].
-
-        A mirrored photo is decoded at full size: the last column of a reduction, which may show less of the photo,
-        would come first and shift the others.
-
-        Raises:
-            image_damaged: The photo cannot be decoded.
-        """
-        if self.whole is not None:
-            return DecodedPhoto(self, self.whole, 1.0, self.turns)
-        reduction = 1.0 if self.mirrored else next((r for r in REDUCTIONS if r >= scale), 1.0)
-        size = (self.width, self.height) if self.turns % 2 == 0 else (self.height, self.width)
-        with translated_errors():
-            pixels = decode_rgb(self.completed, size, reduction)
-            if pixels is None:  # Pillow is more tolerant
-                reduction = 1.0
-                with open_image(self.completed) as image:
-                    pixels = decode_with_pillow(image)
-            if self.mirrored:
-                cv2.flip(pixels, 1, pixels)
-            return DecodedPhoto(self, pixels, reduction, self.turns)
-
-
-@dataclass(frozen=True, eq=False)
-class DecodedPhoto:
-    """Pixels of a photo, (h, w, 3) uint8 RGB, at scale ``reduction``.
-
-    ``turns`` counterclockwise quarter turns make them upright.
-    """
-
-    photo: EncodedPhoto
     pixels: NDArray[np.uint8]
-    reduction: float
-    turns: int
-
-    @property
-    def upright(self) -> NDArray[np.uint8]:
-        """Upright view of the pixels."""
-        return np.rot90(self.pixels, self.turns)
+    reduction: float = 1.0
+    shift_xy: tuple[float, float] = (0.0, 0.0)
+    decode: Callable[[float], DecodedPhoto] | None = None
 
     def at_least(self, scale: float) -> DecodedPhoto:
         """Return this photo, or decode it again if its scale is below ``scale``."""
-        return self if self.reduction >= min(scale, 1.0) else self.photo.decode(scale)
+        if self.decode is None or self.reduction >= min(scale, 1.0):
+            return self
+        with translated_errors():
+            return self.decode(scale)
 
     def shrunk(self, scale: float) -> NDArray[np.uint8]:
-        """Return the upright photo at ``scale``, which must not exceed ``reduction``."""
-        small = downscale(self.pixels, scale / self.reduction)
-        if self.turns == 0:
-            return small
-        # Rounding can make the last row and column cover less of the photo; rotation would put them first.
-        height, width = (self.photo.height, self.photo.width)[:: -1 if self.turns % 2 else 1]
-        full = small[: max(1, round(height * scale)), : max(1, round(width * scale))]
-        return np.asarray(cv2.rotate(full, ROTATIONS[self.turns]), np.uint8)
+        """Return the photo at ``scale``, which must not exceed ``reduction``."""
+        return downscale(self.pixels, scale / self.reduction)
 
-    def points_stored(self, points_xy: Float) -> Float:
-        """Map (..., 2) points of the upright photo to coordinates of ``pixels``."""
-        if self.turns == 0 and self.reduction == 1.0:
+    def points(self, points_xy: Float) -> Float:
+        """Map (..., 2) points of the photo to coordinates of ``pixels``."""
+        if self.reduction == 1.0:
             return points_xy
-        photo = rotate_points(points_xy, -self.turns, self.photo.width, self.photo.height)
         # Pixel centers have integer coordinates.
-        return (photo + np.float32(0.5)) * np.float32(self.reduction) - np.float32(0.5)
-
-    def points_upright(self, points_xy: Float) -> Float:
-        """Map (..., 2) points of the upright photo to coordinates of ``upright``."""
-        height, width = self.pixels.shape[:2]
-        return rotate_points(self.points_stored(points_xy), self.turns, width, height)
+        shift = np.array(self.shift_xy, np.float32) - np.float32(0.5)
+        return (points_xy + np.float32(0.5)) * np.float32(self.reduction) + shift
 
 
-def whole_photo(pixels: NDArray[np.uint8], turns: int) -> EncodedPhoto:
-    """Return a photo that is decoded already, as :func:`read_whole` does."""
-    height, width = pixels.shape[:2][:: -1 if turns % 2 else 1]
-    return EncodedPhoto(height, width, b"", turns, whole=pixels)
+def decode_jpeg(payload: bytes, size: tuple[int, int], orientation: int, scale: float) -> DecodedPhoto:
+    """Decode a JPEG at the smallest of REDUCTIONS, or 1, that is at least ``scale``, in (0, 1].
+
+    Args:
+        size: width and height in pixels, as the file declares them.
+        orientation: of EXIF.
+    """
+    content = complete(payload)
+    reduction = next((r for r in REDUCTIONS if r >= scale), 1.0)
+    stored = decode_rgb(content, size, reduction)
+    if stored is None:  # Pillow is more tolerant
+        return decode_whole(content)
+    pixels, flip = turn_upright(stored, orientation), FLIPS.get(orientation)
+    width, height = size[::-1] if orientation >= FIRST_TRANSPOSED else size
+    shift_x = pixels.shape[1] - width * reduction if flip in (1, -1) else 0.0
+    shift_y = pixels.shape[0] - height * reduction if flip in (0, -1) else 0.0
+    again = partial(decode_jpeg, content, size, orientation)
+    return DecodedPhoto(height, width, pixels, reduction, (shift_x, shift_y), again)
 
 
-def decode_whole(payload: bytes) -> EncodedPhoto:
+def decode_whole(payload: bytes) -> DecodedPhoto:
     content = complete(payload) if payload.startswith(START_OF_IMAGE) else payload
-    return whole_photo(*read_whole(content, open_image(content)))
+    pixels = read_whole(content, open_image(content))
+    return DecodedPhoto(pixels.shape[0], pixels.shape[1], pixels)
 
 
-def read_whole(payload: bytes, image: Image.Image) -> tuple[NDArray[np.uint8], int]:
-    """Return (h, w, 3) RGB, mirrored if necessary, and the counterclockwise quarter turns that make it upright.
+def read_whole(payload: bytes, image: Image.Image) -> NDArray[np.uint8]:
+    """Return the upright photo, (h, w, 3) RGB.
 
     Args:
         image: the photo as an opened file, not loaded.
     """
-    with image:
-        pixels = _decode_webp(payload, image) if image.format == "WEBP" else decode_with_pillow(image)
-        mirrored, turns = read_orientation(image)
-    if mirrored:
-        cv2.flip(pixels, 1, pixels)
-    return pixels, turns
+    with closing(image):  # frees its memory
+        if image.format == "WEBP":
+            pixels = _decode_webp(payload, image)
+        else:
+            image.load()  # turns a TIFF
+            pixels = to_rgb(image)
+        orientation = read_orientation(image)
+    return turn_upright(pixels, orientation)
 
 
-def decode_with_pillow(image: Image.Image) -> NDArray[np.uint8]:
-    """Return (h, w, 3) RGB as stored."""
-    image.load()  # turns a TIFF
-    return to_rgb(image)
+def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Return stored pixels as EXIF's orientation tells to show them. They may be changed."""
+    turned = cv2.transpose(pixels) if orientation >= FIRST_TRANSPOSED else pixels
+    return np.asarray(cv2.flip(turned, FLIPS[orientation], turned) if orientation in FLIPS else turned, np.uint8)
 
 
 def _decode_webp(payload: bytes, image: Image.Image) -> NDArray[np.uint8]:
@@ -202,12 +157,13 @@ def open_image(payload: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Imag
         raise ImageError("image_format", "the bytes are not a photo in a supported format") from error
 
 
-def read_orientation(image: Image.Image) -> tuple[bool, int]:
-    """Return whether to swap left and right, and counterclockwise quarter turns.
+def read_orientation(image: Image.Image) -> int:
+    """Return the orientation of EXIF, 1 to 8.
 
     Call after the pixels were read: EXIF may follow them, Pillow applies the orientation of TIFF, and libheif of HEIC.
     """
-    return MIRRORED_AND_TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1), (False, 0))
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return orientation if orientation in range(1, 9) else 1
 
 
 @contextmanager

@@ -18,13 +18,13 @@ from service.inference.decoder_processes import DecoderProcesses
 from service.inference.decoding import (
     OVERHEAD_BYTES,
     START_OF_IMAGE,
-    EncodedPhoto,
+    DecodedPhoto,
     count_scans,
+    decode_jpeg,
     decode_whole,
     open_image,
     read_orientation,
     translated_errors,
-    whole_photo,
 )
 
 MAX_SCANNED_FACTOR: Final = 20
@@ -44,8 +44,6 @@ COEFFICIENT_BYTES: Final = 8
 """Further bytes per pixel of a JPEG with several scans, whose coefficients are all in memory."""
 OTHER_BYTES: Final = 25
 """Bytes per pixel that a process may use for a photo in another format: the most is a HEIC of 10 bits with alpha."""
-BASE64_STARTS: Final = (b"data:", b"/9j/", b"_9j_", b"iVBORw0K", b"UklGR", b"R0lGOD")
-"""Data URLs, and the signatures of JPEG, PNG, WebP and GIF in base64."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class ImageLimits:
 
 @dataclass(frozen=True, eq=False)
 class PhotoHeader:
-    """Parsed header of a photo. ``height`` and ``width``: its size in pixels.
+    """Parsed header of a photo. ``height`` and ``width``: its size in pixels, perhaps before it is turned upright.
 
     ``peak_bytes``: estimate of the memory that decoding needs at most, with the pixels that it returns. ``is_short``:
     decoding takes about a millisecond.
@@ -65,17 +63,17 @@ class PhotoHeader:
     height: int
     width: int
     peak_bytes: int
-    _open: Callable[[], EncodedPhoto]
+    _decode: Callable[[float], DecodedPhoto]
     is_short: bool = False
 
-    def open(self) -> EncodedPhoto:
-        """Decode the photo, unless it can be decoded at a smaller scale.
+    def decode(self, scale: float = 1.0) -> DecodedPhoto:
+        """Decode at the smallest available scale that is at least ``scale``, in (0, 1].
 
         Raises:
             image_damaged: The photo cannot be decoded.
         """
         with translated_errors():
-            return self._open()
+            return self._decode(scale)
 
 
 class PhotoDecoder:
@@ -98,14 +96,11 @@ class PhotoDecoder:
         match photo_format(payload[:HEAD_BYTES]):
             case "JPEG" | "PNG" | "WebP":
                 return _read_header(payload, self._limits)
-            case None if payload.startswith(BASE64_STARTS):
+            case None:
                 raise ImageError(
                     "image_format",
-                    "the bytes are base64 text, not a photo",
-                    remedy="Send the content of the file, or send the base64 in 'images' of a JSON body.",
+                    "the bytes are not a photo in a supported format (base64 belongs in 'images' of a JSON body)",
                 )
-            case None:
-                raise ImageError("image_format", "the bytes are not a photo in a supported format")
         width, height = self._processes.read_size(payload)
         _check_pixels(width, height, self._limits)
         peak_bytes = 2 * len(payload) + OTHER_BYTES * width * height + OVERHEAD_BYTES
@@ -116,13 +111,14 @@ class PhotoDecoder:
 
         The EXIF orientation is applied, transparent pixels are blended over white, and the first frame is taken.
         """
-        return np.ascontiguousarray(self.read_header(payload).open().decode().upright)
+        return self.read_header(payload).decode().pixels
 
     def close(self) -> None:
         self._processes.close()
 
-    def _decode_other(self, payload: bytes, memory_bytes: int) -> EncodedPhoto:
-        return whole_photo(*self._processes.decode(payload, memory_bytes))
+    def _decode_other(self, payload: bytes, memory_bytes: int, _: float) -> DecodedPhoto:
+        pixels = self._processes.decode(payload, memory_bytes)
+        return DecodedPhoto(pixels.shape[0], pixels.shape[1], pixels)
 
 
 def _read_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
@@ -138,12 +134,9 @@ def _read_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
         factor = (WEBP_BYTES if image.format == "WEBP" else DECODED_BYTES) + (COEFFICIENT_BYTES if scans > 1 else 0)
         peak_bytes = len(payload) + math.ceil(factor * pixels) + OVERHEAD_BYTES
         if not isinstance(image, JpegImageFile) or image.mode not in ("L", "RGB"):
-            return PhotoHeader(height, width, peak_bytes, partial(decode_whole, payload))
-        mirrored, turns = read_orientation(image)
-        if turns % 2:
-            height, width = width, height
-        photo = EncodedPhoto(height, width, payload, turns, mirrored)
-        return PhotoHeader(height, width, peak_bytes, lambda: photo, scans * pixels <= SHORT_PIXELS)
+            return PhotoHeader(height, width, peak_bytes, lambda _: decode_whole(payload))
+        decode = partial(decode_jpeg, payload, image.size, read_orientation(image))
+        return PhotoHeader(height, width, peak_bytes, decode, scans * pixels <= SHORT_PIXELS)
 
 
 def has_short_header(payload: bytes) -> bool:

@@ -89,21 +89,9 @@ class Photo:
 
         The photo must have a face.
         """
-        return _main_face(self.faces, gate, self.confident_score)
-
-
-class Share:
-    """Memory of one photo, in bytes."""
-
-    def __init__(self, memory: FairSemaphore, size: int) -> None:
-        self._memory = memory
-        self.size = size
-
-    def shrink(self, size: int) -> None:
-        """Return the memory above ``size`` bytes to the budget."""
-        if size < self.size:
-            self._memory.release(self.size - size)
-            self.size = size
+        boxes = np.stack([face.box_xyxy for face in self.faces])
+        scores = np.array([face.score for face in self.faces], np.float32)
+        return find_main_face(boxes, scores, [face.quality for face in self.faces], gate, self.confident_score)
 
 
 class DecodeBudget:
@@ -120,26 +108,33 @@ class DecodeBudget:
         self._max_bytes = max_bytes
 
     @asynccontextmanager
-    async def share(self, size: int) -> AsyncIterator[Share]:
+    async def share(self, size: int) -> AsyncIterator[Callable[[int], None]]:
         """Reserve ``size`` bytes within the block, in order of arrival. A photo that needs more than all gets all.
 
-        A holder must not reserve another share, because two of them could wait for each other.
+        The function that the block gets returns the memory above a smaller size. A holder must not reserve another
+        share, because two of them could wait for each other.
 
         Raises:
             OverloadedError: the deadline of the request ends first.
             ClientGoneError: the client disconnects first.
         """
-        share = Share(self._memory, min(size, self._max_bytes))
+        held = min(size, self._max_bytes)
+
+        def shrink(size: int) -> None:
+            nonlocal held
+            self._memory.release(max(0, held - size))
+            held = min(held, size)
+
         try:
-            await self._memory.acquire(share.size)
+            await self._memory.acquire(held)
         except DeadlineExceededError as error:
             raise OverloadedError(
                 f"other photos used the {self._max_bytes} bytes for decoding photos until the deadline"
             ) from error
         try:
-            yield share
+            yield shrink
         finally:
-            self._memory.release(share.size)
+            self._memory.release(held)
 
 
 class PhotoPipeline:
@@ -233,11 +228,11 @@ class PhotoPipeline:
                 header = await reading(self._read_header, payload)
                 working = _here if header.is_short and not background else in_thread
                 further_bytes = search_bytes(self._detector, header.height, header.width, detail)
-                share = await place.enter_async_context(self._budget.share(header.peak_bytes + further_bytes))
+                shrink = await place.enter_async_context(self._budget.share(header.peak_bytes + further_bytes))
                 with self.metrics.stage("decode"):
                     picture, canvas = await _until_done(working(self._decode, header, detail))
                 if picture.reduction == 1.0:  # otherwise, it may be decoded again
-                    share.shrink(picture.pixels.nbytes + OVERHEAD_BYTES + further_bytes)
+                    shrink(picture.pixels.nbytes + OVERHEAD_BYTES + further_bytes)
             finally:
                 self._undecoded -= not background
             with self.metrics.stage("detect"):
@@ -274,11 +269,11 @@ class PhotoPipeline:
 
     def _decode(self, header: PhotoHeader, detail: Detail) -> tuple[DecodedPhoto, PreparedPhoto]:
         deadlines.check()
-        photo = header.open()
-        canvas = self._detector.canvas(photo.height, photo.width)
-        finest = finest_scale(self._detector, photo.height, photo.width, detail)
-        picture = photo.decode(min(1.0, max(DECODE_SCALE * canvas.scale, finest)))
-        return picture, self._detector.place_on_canvas(picture.shrunk(canvas.scale), canvas, photo.height, photo.width)
+        scale = self._detector.canvas(header.height, header.width).scale
+        finest = finest_scale(self._detector, header.height, header.width, detail)
+        picture = header.decode(min(1.0, max(DECODE_SCALE * scale, finest)))
+        size = picture.height, picture.width
+        return picture, self._detector.place_on_canvas(picture.shrunk(scale), self._detector.canvas(*size), *size)
 
     def _align(
         self,
@@ -301,19 +296,20 @@ class PhotoPipeline:
             judged = [] if self.judge is None else [self.judge.spec.crop]
             picture = picture.at_least(_required_scale(detected, [alignment, *judged], kept))
         aligned, qualities = _align_crops(picture, detected, alignment)
-        faces = _as_list(detected, qualities)
+        columns = (detected.boxes_xyxy, detected.landmarks_xy, detected.scores.tolist(), qualities)
+        faces = list(map(Face, *columns))
+        size, confident = (picture.width, picture.height), self._detector.confident_score
+        truncated = len(found) > MAX_FACES and not largest_only
+        upright = bool((found.scores >= confident).any())
+        photo = Photo(*size, faces, search.min_face_px, confident, len(found), truncated, upright)
         if isinstance(keep, QualityGate) and faces:
-            kept = [_main_face(faces, keep, self._detector.confident_score)[0]]
+            kept = [photo.main_face(keep)[0]]
             picture = picture.at_least(crops.min_decode_scale(faces[kept[0]].box_xyxy))
         for row in kept:
             faces[row] = replace(faces[row], kept=_crop_to_keep(picture, faces[row]))
         face_crops: list[Image | None] = []
         if self.judge is not None:
             face_crops = _cut_for_liveness(picture, detected, self.judge.spec)
-        size, confident = (picture.photo.width, picture.photo.height), self._detector.confident_score
-        truncated = len(found) > MAX_FACES and not largest_only
-        upright = bool((found.scores >= confident).any())
-        photo = Photo(*size, faces, search.min_face_px, confident, len(found), truncated, upright)
         return photo, aligned, face_crops
 
     async def _in_background_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
@@ -363,7 +359,7 @@ def _required_scale(faces: Detections, wanted: Sequence[Alignment | BoxCrops], k
 
 def _align_crops(picture: DecodedPhoto, faces: Detections, alignment: Alignment) -> tuple[Image, list[Quality]]:
     """Return (n, h, w, 3) crops, and the quality of each face."""
-    points = picture.points_stored(faces.landmarks_xy)
+    points = picture.points(faces.landmarks_xy)
     # Quality is measured on the standard crop, so that its values do not depend on the recognizer.
     standard = align(picture.pixels, points)
     qualities = [
@@ -374,31 +370,13 @@ def _align_crops(picture: DecodedPhoto, faces: Detections, alignment: Alignment)
 
 def _cut_for_liveness(picture: DecodedPhoto, faces: Detections, spec: LivenessSpec) -> list[Image | None]:
     """Return the crop of each face, or None; see `cut_crops`."""
-    # Alignment turns the face upright, a box does not.
-    box_crops = isinstance(spec.crop, BoxCrops)
-    pixels = picture.upright if box_crops else picture.pixels
-    mapped = picture.points_upright if box_crops else picture.points_stored
-    corners, points = (mapped(xy) for xy in (faces.boxes_xyxy.reshape(-1, 2, 2), faces.landmarks_xy))
-    return cut_crops(pixels, corners.reshape(-1, 4), points, spec.crop, spec.max_outside)
+    corners, points = (picture.points(xy) for xy in (faces.boxes_xyxy.reshape(-1, 2, 2), faces.landmarks_xy))
+    return cut_crops(picture.pixels, corners.reshape(-1, 4), points, spec.crop, spec.max_outside)
 
 
 def _crop_to_keep(picture: DecodedPhoto, face: Face) -> Crop:
-    (corners, points) = (picture.points_upright(xy) for xy in (face.box_xyxy.reshape(2, 2), face.landmarks_xy))
-    return crops.cut_crop(picture.upright, corners.ravel(), points)
-
-
-def _as_list(faces: Detections, qualities: Sequence[Quality]) -> list[Face]:
-    return [
-        Face(box, points, float(score), measured)
-        for box, points, score, measured in zip(
-            faces.boxes_xyxy, faces.landmarks_xy, faces.scores, qualities, strict=True
-        )
-    ]
-
-
-def _main_face(faces: Sequence[Face], gate: QualityGate, confident_score: float) -> tuple[int, bool]:
-    boxes, scores = np.stack([face.box_xyxy for face in faces]), np.array([face.score for face in faces], np.float32)
-    return find_main_face(boxes, scores, [face.quality for face in faces], gate, confident_score)
+    (corners, points) = (picture.points(xy) for xy in (face.box_xyxy.reshape(2, 2), face.landmarks_xy))
+    return crops.cut_crop(picture.pixels, corners.ravel(), points)
 
 
 def verdict_of(gallery: Gallery, face: Face | None) -> LivenessVerdict | None:

@@ -14,7 +14,6 @@ import pillow_heif
 from numpy.typing import NDArray
 from PIL import Image
 
-from service.inference.decoding import EncodedPhoto
 from service.inference.images import ImageLimits, PhotoDecoder, PhotoHeader
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
@@ -30,10 +29,6 @@ def decoder(limits: ImageLimits) -> PhotoDecoder:
 
 def read_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
     return decoder(limits).read_header(payload)
-
-
-def open_photo(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
-    return read_header(payload, limits).open()
 
 
 def decode(payload: bytes, limits: ImageLimits) -> NDArray[np.uint8]:

@@ -184,7 +184,7 @@ def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_result
 
 @settings(max_examples=200)
 @given(
-    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=12), st.integers(1, 8), st.data()
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 2)), min_size=1, max_size=12), st.integers(1, 8), st.data()
 )
 def test_of_many_that_wait_each_is_served_within_a_turn_of_the_others(
     callers: list[tuple[int, int]], size: int, data: st.DataObject

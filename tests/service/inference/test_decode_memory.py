@@ -25,11 +25,11 @@ from service.cli.tools.demo import package_file
 from service.core.deadlines import Deadline
 from service.core.errors import ClientGoneError, OverloadedError
 from service.core.memory_limit import memory_limit_bytes
-from service.inference.decoding import EncodedPhoto
+from service.inference.decoding import DecodedPhoto
 from service.inference.images import ImageLimits, PhotoHeader
 from service.inference.photo_pipeline import DecodeBudget
 from tests.conftest import jpeg
-from tests.service.inference.image_files import encode, heic, open_photo, oriented
+from tests.service.inference.image_files import decode, encode, heic, oriented
 from tests.service.inference.test_photo_pipeline import serving, until
 
 MEGAPIXELS = 3.0
@@ -46,13 +46,13 @@ from service.inference.images import ImageLimits, PhotoDecoder
 status, photos = Path("/proc/self/status"), PhotoDecoder(ImageLimits(10**9, 10**9))
 small, large = (Path(name).read_bytes() for name in sys.argv[1:])
 return_large_buffers()
-photos.read_header(small).open().decode()  # imports and caches
+photos.read_header(small).decode()  # imports and caches
 before = int(re.search(r"VmRSS:\\s+(\\d+)", status.read_text())[1])
 Path("/proc/self/clear_refs").write_text("5")  # resets the peak
 header = photos.read_header(large)
-picture = header.open().decode()
+picture = header.decode()
 peak = int(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1])
-print(json.dumps([(peak - before) * 1024, header.peak_bytes, picture.photo.height * picture.photo.width]))
+print(json.dumps([(peak - before) * 1024, header.peak_bytes, picture.height * picture.width]))
 """
 
 
@@ -122,8 +122,8 @@ def test_the_estimate_exceeds_the_measured_peak(kind: str) -> None:
 def test_the_limit_of_a_process_suffices(kind: str) -> None:
     photo = photo_of(4.0)
     payload = encoders(photo)[kind]()
-    decoded = open_photo(payload, LIMITS)
-    assert sorted((decoded.height, decoded.width)) == sorted(photo.size)
+    height, width, _ = decode(payload, LIMITS).shape
+    assert sorted((height, width)) == sorted(photo.size)
 
 
 def test_memory_is_reserved_in_order_and_whoever_leaves_lets_others_pass() -> None:
@@ -131,11 +131,11 @@ def test_memory_is_reserved_in_order_and_whoever_leaves_lets_others_pass() -> No
         budget, events = DecodeBudget(8, 100), list[str]()
 
         async def hold(name: str, size: int, gate: asyncio.Event | None = None) -> None:
-            async with budget.share(size) as share:
+            async with budget.share(size) as shrink:
                 events.append(name)
                 if gate is not None:
                     await gate.wait()
-                share.shrink(share.size // 2)
+                shrink(min(size, 100) // 2)
                 events.append(f"{name} decoded")
                 await asyncio.sleep(0.01)
 
@@ -176,18 +176,18 @@ def test_requests_and_jobs_share_the_memory_and_a_canceled_photo_keeps_it_until_
 ) -> None:
     """The smallest memory: each photo needs all of it."""
     photo, go, entered, left = jpeg(astronaut), threading.Event(), list[PhotoHeader](), list[PhotoHeader]()
-    at_once, opened = list[int](), PhotoHeader.open
+    at_once, decode_photo = list[int](), PhotoHeader.decode
 
-    def held(header: PhotoHeader) -> EncodedPhoto:
+    def held(header: PhotoHeader, scale: float) -> DecodedPhoto:
         entered.append(header)
         at_once.append(len(entered) - len(left))
         assert go.wait(60)
         time.sleep(0.01)
-        found = opened(header)
+        found = decode_photo(header, scale)
         left.append(header)
         return found
 
-    monkeypatch.setattr(PhotoHeader, "open", held)
+    monkeypatch.setattr(PhotoHeader, "decode", held)
     monkeypatch.setattr(wiring, "memory_limit_bytes", lambda: round(1_000_000 / wiring.DECODE_MEMORY_SHARE))
 
     async def main() -> None:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,9 @@ from service.app import create_app
 from service.core.deadlines import Deadline
 from service.core.errors import DeadlineExceededError, GalleryNotFoundError, ImageError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
-from service.inference.decoding import EncodedPhoto
+from service.inference.decoding import DecodedPhoto
 from service.inference.images import SHORT_BYTES, PhotoDecoder, PhotoHeader
-from service.inference.photo_pipeline import DecodeBudget, Face, Photo, Share
+from service.inference.photo_pipeline import DecodeBudget, Face, Photo
 from service.settings import load_settings
 from service.storage.repositories.store import Store
 from service.usecases.backend import Backend
@@ -143,11 +144,11 @@ def test_only_short_work_of_requests_runs_on_the_event_loop(
     def noting(decoder: PhotoDecoder, payload: bytes) -> PhotoHeader:
         ran.append(threading.current_thread() is threading.main_thread())
         header = read_header(decoder, payload)
-        return replace(header, _open=lambda: note(header))
+        return replace(header, _decode=partial(note, header))
 
-    def note(header: PhotoHeader) -> EncodedPhoto:
+    def note(header: PhotoHeader, scale: float) -> DecodedPhoto:
         ran.append(threading.current_thread() is threading.main_thread())
-        return header.open()
+        return header.decode(scale)
 
     monkeypatch.setattr(PhotoDecoder, "read_header", noting)
 
@@ -166,7 +167,7 @@ def test_only_short_work_of_requests_runs_on_the_event_loop(
 def test_the_memory_of_tiles_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detector: Detector) -> None:
     photo, reserved, share = jpeg(np.zeros((1500, 2000, 3), np.uint8)), list[int](), DecodeBudget.share
 
-    def recorded(budget: DecodeBudget, size: int) -> AbstractAsyncContextManager[Share]:
+    def recorded(budget: DecodeBudget, size: int) -> AbstractAsyncContextManager[Callable[[int], None]]:
         reserved.append(size)
         return share(budget, size)
 
