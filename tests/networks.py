@@ -83,7 +83,6 @@ def scrfd_network(
     *,
     dtype: int = TensorProto.FLOAT,
     anchors: int = 2,
-    columns: Sequence[int] = (1, 4, 10),
     bias: float = 0.0,
     grid: bool = False,
 ) -> Path:
@@ -91,14 +90,13 @@ def scrfd_network(
 
     Args:
         anchors: anchors per cell; SCRFD has two.
-        columns: numbers per anchor of scores, boxes and points.
         bias: added to every output.
         grid: add a constant of the canvas's size, so that no other canvas fits.
     """
     rng = np.random.default_rng(0)
     element = helper.tensor_dtype_to_np_dtype(dtype)
     nodes, outputs, constants = [], [], {"bias": np.array(bias, element)}
-    for kind, numbers in zip(("score", "box", "points"), columns, strict=True):
+    for kind, numbers in (("score", 1), ("box", 4), ("points", 10)):
         for stride in (8, 16, 32):
             name = f"{kind}_{stride}"
             weights = rng.normal(size=(anchors * numbers, 3, 1, 1), scale=0.1)

@@ -49,10 +49,10 @@ def pack_in_openvinos_format(directory: Path) -> Path:
     return directory
 
 
-def judging_pack(folder: Path, batch: int | str = "batch", **task: object) -> ModelPack:
+def judging_pack(folder: Path, **task: object) -> ModelPack:
     """Copy of the bundled pack with the liveness model of ``warmth``."""
     directory = Path(shutil.copytree(BUNDLED_PACK, folder / "judging"))
-    path = warmth(directory / "liveness.onnx", batch)
+    path = warmth(directory / "liveness.onnx")
     document = json.loads((directory / MANIFEST_FILE).read_text()) | {"model_id": "judging"}
     _write(directory, document, "liveness", **{"file": path.name, "sha256": sha256_of(path)} | task)
     pack = load_pack(directory)

@@ -28,7 +28,6 @@ FORBIDDEN_OPERATORS: Final = frozenset(
 )
 """The run time of a loop has no bound, and face networks need neither files nor texts."""
 MAX_NODES: Final = 50_000
-MAX_GRAPH_DEPTH: Final = 4
 MAX_TENSORS: Final = 100_000
 MAX_TENSOR_ELEMENTS: Final = 2**30
 MAX_PORT_ELEMENTS: Final = 2**28
@@ -77,7 +76,7 @@ def check_model(model: onnx.ModelProto, name: str) -> None:
         raise PackError(name, f"defines a custom operator, {model.functions[0].name!r}: inline it (onnx.inliner)")
     _check_ports(model.graph, name)
     nodes = tensors = 0
-    for graph in _walk_graphs(model.graph, name):
+    for graph in _walk_graphs(model.graph):
         if graph.sparse_initializer:
             raise PackError(name, "holds sparse weights, which are not supported")
         nodes += len(graph.node)
@@ -90,15 +89,13 @@ def check_model(model: onnx.ModelProto, name: str) -> None:
             _check_node(node, name)
 
 
-def _walk_graphs(graph: onnx.GraphProto, name: str, depth: int = 1) -> Iterator[onnx.GraphProto]:
-    """Yield the graph and the subgraphs of its nodes."""
-    if depth > MAX_GRAPH_DEPTH:
-        raise PackError(name, f"nests subgraphs more than {MAX_GRAPH_DEPTH} deep")
+def _walk_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graph and the subgraphs of its nodes. Protobuf reads at most 32 levels."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
             for inner in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-                yield from _walk_graphs(inner, name, depth + 1)
+                yield from _walk_graphs(inner)
 
 
 def _check_node(node: onnx.NodeProto, name: str) -> None:

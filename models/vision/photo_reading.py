@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +18,6 @@ from models.vision.photo_files import HEAD_BYTES, list_photos, photo_format, pri
 
 NAMED: Final = 3
 """Unreadable photos that a message names."""
-
-
-def read_photo(path: Path) -> NDArray[np.uint8]:
-    """Return a photo as :func:`decode_photo` does. Raises PhotoError also if the file cannot be read."""
-    try:
-        encoded = path.read_bytes()
-    except OSError as error:
-        raise PhotoError(error.strerror or str(error)) from error
-    return decode_photo(encoded)
 
 
 def decode_photo(encoded: bytes, mode: int = cv2.IMREAD_COLOR) -> NDArray[np.uint8]:
@@ -48,16 +40,12 @@ def decode_photo(encoded: bytes, mode: int = cv2.IMREAD_COLOR) -> NDArray[np.uin
 
 def _decode_heic(encoded: bytes) -> NDArray[np.uint8]:
     try:
-        file = pi_heif.open_heif(encoded)
-        image = file[file.primary_index]
-        stored = np.asarray(image)  # libheif has applied the rotation and the mirroring, so EXIF's must not be
+        with pi_heif.HeifImageFile(io.BytesIO(encoded)) as image:  # turned upright by libheif
+            pixels = np.asarray(image if image.mode == "I;16" else image.convert("RGB"))
     except (EOFError, OSError, RuntimeError, SyntaxError, ValueError) as error:
         raise PhotoError(f"damaged or unsupported HEIC: {summarize(error)}") from error
-    pixels = stored.reshape(*stored.shape[:2], -1)[:, : image.size[0]]
-    if pixels.dtype != np.uint8:  # gray of more than 8 bits, scaled to 16
-        pixels = pixels >> 8
-    color = pixels[..., :3] if pixels.shape[2] > 2 else pixels[..., :1].repeat(3, 2)
-    return np.array(color, np.uint8, order="C")  # a copy, since libheif's memory goes with the file
+    # Gray of more than 8 bits is scaled to 16.
+    return np.array(pixels if pixels.ndim == 3 else (pixels >> 8)[..., None].repeat(3, 2), np.uint8)
 
 
 @dataclass
@@ -77,12 +65,14 @@ class PhotoReader:
         return listed.photos
 
     def read(self, path: Path) -> NDArray[np.uint8] | None:
-        """Return a photo as :func:`read_photo` does; None if it cannot be read."""
+        """Return a photo as :func:`decode_photo` does; None if it cannot be read."""
         try:
-            return read_photo(path)
+            return decode_photo(path.read_bytes())
+        except OSError as error:
+            self.unreadable[path] = error.strerror or str(error)
         except PhotoError as error:
             self.unreadable[path] = str(error)
-            return None
+        return None
 
     def describe(self) -> str:
         """Return a sentence with the number of unreadable photos and the first names; empty if all can be read."""

@@ -30,7 +30,7 @@ SIGNATURE_BYTES: Final = 512
 MAX_DIRECTORY_BYTES: Final = 64_000_000
 """Limit for the directory of a zip and for a manifest, which are read whole."""
 MAX_COLUMNS: Final = 16
-"""Columns of a manifest."""
+"""Mean number of columns of a manifest."""
 MAX_GLOBAL_HEADER_BYTES: Final = 1000
 """Size of a global tar header, which holds a comment. Several may precede an entry."""
 MAX_HEADER_BYTES: Final = 100_000
@@ -434,12 +434,12 @@ def _read_manifest(payload: bytes, entries: int) -> dict[str, str]:
     if sum(payload.count(mark) for mark in (b"\n", b"\r", b",")) > MAX_COLUMNS * (entries + 1):
         raise LimitReachedError("archive_too_large", f"{MANIFEST} has more than {entries} entries")
     try:
-        rows = csv.DictReader(io.StringIO(payload.decode("utf-8-sig"), newline=""))
-        if len(rows.fieldnames or ()) > MAX_COLUMNS:  # a short row gets them all
-            raise ValueError(f"more than {MAX_COLUMNS} columns")
+        rows = csv.reader(io.StringIO(payload.decode("utf-8-sig"), newline=""))
+        columns = next(rows, [])
         subjects: dict[str, str] = {}
-        for number, row in enumerate(rows, start=1):
-            file, subject = row.get("file"), row.get("subject")
+        for number, row in enumerate(filter(None, rows), start=1):
+            entry = dict(zip(columns, row, strict=False))  # a DictReader would give a short row all columns
+            file, subject = entry.get("file"), entry.get("subject")
             if file is None or subject is None:
                 raise ArchiveInvalidError(f"{MANIFEST}, entry {number}: 'file' and 'subject' are required")
             subjects[str(_safe_path(file.replace("\\", "/")))] = _compose(subject)

@@ -89,7 +89,6 @@ HOSTILE: dict[str, tuple[onnx.ModelProto, str]] = {
     "loop": (running("Loop", body=BODY), "Loop"),
     "reads files": (running("ImageDecoder"), "ImageDecoder"),
     "hidden in a branch": (network(branches(2, helper.make_node("Steal", ["x"], ["b"], domain="evil"))), "'evil'"),
-    "deeply nested graphs": (network(branches(5, helper.make_node("Identity", ["x"], ["b"]))), "nests subgraphs"),
     "outside, absolute": (outside("/etc/passwd"), "another file"),
     "outside, undeclared": (with_weight(external_data=UNDECLARED), "another"),
     "outside, in a constant": (running("Constant", value=outside("a").graph.initializer[0]), "another"),

@@ -101,8 +101,6 @@ def manifest(content: bytes) -> bytes:
     return as_zip({"manifest.csv": content})
 
 
-COLUMNS = b",".join([b"file", b"subject", *(b"c%d" % n for n in range(1000))])
-"""Each row, however short, was given every column of the header: 10 KB took gigabytes."""
 BIG, END = 1 << 30, bytes(10_240)
 BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "empty gzip members": (lambda: EMPTY_MEMBER * 500_000, "archive_invalid", "members"),
@@ -127,9 +125,9 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     ),
     "columns of a manifest": (lambda: manifest(b"," * 10_000_000), "archive_too_large", "more than"),
     "columns and rows of a manifest": (
-        lambda: manifest(COLUMNS + b"\n" + b"a.jpg,ada\n" * 10_000),
+        lambda: manifest(b"file,subject" + b",c" * 1_000_000 + b"\n" + b"1.jpg,ada\n" * 10_000 + b"2.jpg"),
         "archive_invalid",
-        "columns",
+        "are required",
     ),
     "an extended header": (lambda: tar_header(tarfile.XHDTYPE, BIG) + END, "archive_too_large", "header"),
     "a global header": (lambda: tar_header(tarfile.XGLTYPE, 1001) + END, "archive_too_large", "header"),
