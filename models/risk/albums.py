@@ -54,7 +54,7 @@ MIN_NORM: Final = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Neighbors:
-    """Most similar other faces: (n, k) rows, -1 for none, and (n, k) similarities."""
+    """Most similar other faces: (n, k) rows, and (n, k) similarities."""
 
     rows: Ints
     similarities: Float
@@ -66,7 +66,6 @@ class AlbumRisk:
 
     Attributes:
         curve: FMR of single similarities.
-        known_pairs: number of pairs that the photos themselves show to be two people.
         repeated_share: estimated share of pairs that show one person.
         above: (2001,) estimated numbers of pairs at or above EDGES, among ``pairs``.
         pairs: number of pairs that may be one person.
@@ -75,7 +74,6 @@ class AlbumRisk:
     """
 
     curve: FmrCurve
-    known_pairs: int
     repeated_share: float
     above: Floats
     pairs: int
@@ -98,7 +96,7 @@ class AlbumRisk:
         pairs = len(vectors) * (len(vectors) - 1) // 2 - int(known.sum())
         above = _pairs_above(across, pairs, neighbors, photos, same_picture)
         ratios = likelihood_ratios(curve, pack.genuine)
-        return cls(curve, int(known.sum()), share, above, pairs, same_picture, ratios)
+        return cls(curve, share, above, pairs, same_picture, ratios)
 
     def threshold(self, risk: float) -> float:
         """Return the smallest similarity from which at most a share ``risk``, in (0, 1), of pairs is two people.
@@ -113,7 +111,7 @@ class AlbumRisk:
         """Return the probability that two faces with a similarity are one person, given the album's share of them."""
         share = min(max(self.repeated_share, 1 / max(2, self.pairs)), MAX_REPEATED)
         log_odds = log_ratio_at(self.ratios, similarity) + math.log(share / (1 - share))
-        return 1 / (1 + math.exp(-min(max(log_odds, -700.0), 700.0)))
+        return 1 / (1 + math.exp(-log_odds))
 
 
 def group_faces(
@@ -121,7 +119,7 @@ def group_faces(
 ) -> list[list[int]]:
     """Return the rows of each group, loners included, in the order of their first rows.
 
-    The most similar two groups merge first. Equal similarities merge in the order of the rows.
+    The most similar two groups merge first.
 
     Args:
         vectors: (n, d) unit vectors.
@@ -129,9 +127,7 @@ def group_faces(
         threshold: similarity of groups that merge.
         same_picture: similarity from which two faces of a photo are one picture.
     """
-    merging = _Merging(vectors, photos, neighbors, threshold, same_picture)
-    merging.run()
-    return merging.groups()
+    return _Merging(vectors, photos, neighbors, threshold, same_picture).groups()
 
 
 class _Merging:
@@ -157,7 +153,7 @@ class _Merging:
         self._near = _candidates(neighbors, CANDIDATE_SHARE * threshold)
         self._heap: list[tuple[float, int, int, int, int]] = []
 
-    def run(self) -> None:
+    def groups(self) -> list[list[int]]:
         for row in range(len(self._near)):
             self._push_best(row)
         while self._heap:
@@ -171,8 +167,6 @@ class _Merging:
                 self._near[row].discard(other)
                 self._near[other].discard(row)
             self._push_best(row)
-
-    def groups(self) -> list[list[int]]:
         return sorted(sorted(members) for members in self._members if members)
 
     def _merge(self, row: int, other: int) -> None:
@@ -195,15 +189,15 @@ class _Merging:
         self._push_best(kept)
 
     def _push_best(self, row: int) -> None:
-        """Add the most similar group near a group, if it reaches the threshold; of equal ones, the first row."""
+        """Add the most similar group near a group, if it reaches the threshold."""
         near = self._near[row]
         if not near:
             return
         others = np.fromiter(near, np.int64, len(near))
         scores = (self._sums[others] @ self._sums[row]) / (self._weights[others] * self._weights[row])
-        score = float(scores.max())
-        if score >= self._threshold:
-            other = int(others[scores == score].min())
+        best = int(scores.argmax())
+        if (score := float(scores[best])) >= self._threshold:
+            other = int(others[best])
             heapq.heappush(self._heap, (-score, row, other, self._versions[row], self._versions[other]))
 
     def _may_merge(self, row: int, other: int) -> bool:
@@ -255,9 +249,8 @@ def _fit(across: Floats, known: Ints, faces: int, pack: Calibration) -> tuple[Fm
 
 def _pairs_above(sampled: Floats, pairs: int, neighbors: Neighbors, photos: Ints, same_picture: float) -> Floats:
     """Return estimated numbers of pairs at or above EDGES: of neighbors, or of the sample, whichever shows more."""
-    rows = np.broadcast_to(np.arange(len(photos))[:, None], neighbors.rows.shape)
-    found = neighbors.rows >= 0
-    first, second, similarities = rows[found], neighbors.rows[found], neighbors.similarities[found]
+    first = np.repeat(np.arange(len(photos)), neighbors.rows.shape[1])
+    second, similarities = neighbors.rows.ravel(), neighbors.similarities.ravel()
     allowed = (photos[first] != photos[second]) | (similarities >= same_picture)
     low, high = np.minimum(first, second)[allowed], np.maximum(first, second)[allowed]
     _, unique = np.unique(low * len(photos) + high, return_index=True)
@@ -269,7 +262,7 @@ def _pairs_above(sampled: Floats, pairs: int, neighbors: Neighbors, photos: Ints
 
 def _candidates(neighbors: Neighbors, floor: float) -> list[set[int]]:
     near: list[set[int]] = [set() for _ in range(len(neighbors.rows))]
-    for first, second in np.argwhere((neighbors.similarities >= floor) & (neighbors.rows >= 0)).tolist():
+    for first, second in np.argwhere(neighbors.similarities >= floor).tolist():
         other = int(neighbors.rows[first, second])
         near[first].add(other)
         near[other].add(first)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -12,27 +11,15 @@ from models.risk.calibration import Calibration, Ints
 from models.runtime.network import Float
 from service.index.faiss_structures import exact
 
-
-@dataclass(frozen=True)
-class Grouping:
-    """Groups of faces, given by their rows.
-
-    Attributes:
-        groups: rows and certainties of several faces, the largest group first. A certainty is the probability that the
-            face and the others of its group are one person.
-        singles: rows of faces that resemble no other one enough.
-        threshold: similarity from which groups merged; None if there are too few faces to group.
-        known_different_pairs: pairs that the photos themselves show to be two people.
-    """
-
-    groups: Sequence[Sequence[tuple[int, float]]]
-    singles: Sequence[int]
-    threshold: float | None
-    known_different_pairs: int
+Group = list[tuple[int, float | None]]
+"""Rows of faces, and certainties: the probability that a face and the others of its group are one person."""
 
 
-def group_faces_of_album(vectors: Float, photos: Ints, pack: Calibration, risk: float) -> Grouping:
-    """Group (n, d) unit vectors of usable faces in (n,) photos.
+def group_faces_of_album(
+    vectors: Float, photos: Ints, pack: Calibration, risk: float
+) -> tuple[list[Group], float | None]:
+    """Group (n, d) unit vectors of usable faces in (n,) photos. Return the groups, the largest first, then single
+    faces, and the similarity from which groups merged; None if there are too few faces to group.
 
     The order of the rows decides between equals, so it must not depend on names or times.
 
@@ -40,17 +27,22 @@ def group_faces_of_album(vectors: Float, photos: Ints, pack: Calibration, risk: 
         risk: accepted share of pairs of faces in one group that are two people, in (0, 1).
     """
     if len(vectors) < MIN_FACES:
-        return Grouping([], range(len(vectors)), None, 0)
+        return singles(range(len(vectors))), None
     near = nearest(vectors)
     album = AlbumRisk.of(vectors, photos, near, pack)
     threshold = album.threshold(risk)
     found = group_faces(vectors, photos, near, threshold, album.same_picture)
     several = sorted((rows for rows in found if len(rows) > 1), key=lambda rows: (-len(rows), rows[0]))
-    groups = [
+    groups: list[Group] = [
         list(zip(rows, map(album.certainty, mean_similarities(vectors, rows).tolist()), strict=True))
         for rows in several
     ]
-    return Grouping(groups, [rows[0] for rows in found if len(rows) == 1], threshold, album.known_pairs)
+    return groups + singles(rows[0] for rows in found if len(rows) == 1), threshold
+
+
+def singles(rows: Iterable[int]) -> list[Group]:
+    """Return groups of one face each, which is certain of nothing."""
+    return [[(row, None)] for row in rows]
 
 
 def nearest(vectors: Float, count: int = NEIGHBORS) -> Neighbors:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -21,7 +20,6 @@ from models.vision.liveness import LivenessResult
 from models.vision.quality import Quality
 from service.core.actor import gather_or_cancel
 from service.core.errors import (
-    DuplicateSubjectError,
     GalleryChangedError,
     KithError,
     LimitReachedError,
@@ -34,7 +32,7 @@ from service.inference.archives import ArchivedFile, ArchiveLimits, iterate_memb
 from service.inference.photo_pipeline import Face, Photo
 from service.inference.recognizers import ServedRecognizer
 from service.jobs.runner import JobContext, JobKind, is_fault
-from service.risk.albums import Grouping, group_faces_of_album
+from service.risk.albums import group_faces_of_album, singles
 from service.risk.gallery_risks import GalleryRisks
 from service.security.api_keys import Caller
 from service.storage.repositories.albums import COPY, FOUND, NO_FACE
@@ -86,13 +84,14 @@ class AlbumJobs:
             await self._embed_all(context, gallery, album, served, options["detail"])
             context.check()
             faces, vectors = await context.run(store.albums.faces_to_group, album, gallery)
-            usable = np.array([row for row, (_, face) in enumerate(faces) if not face.reasons], np.int64)
-            photos = _photo_numbers([faces[row][1] for row in usable])
-            work = partial(group_faces_of_album, vectors[usable], photos, calibration, options["risk"])
-            found = await self.backend.heavy.run((KIND, album.id), work)
+            is_usable = np.array([not face.reasons for _, face in faces], bool)
+            pks, poor = (np.array([pk for pk, _ in faces], np.int64)[rows] for rows in (is_usable, ~is_usable))
+            _, photos = np.unique([face.hash for _, face in faces if not face.reasons], return_inverse=True)
+            work = partial(group_faces_of_album, vectors[is_usable], photos, calibration, options["risk"])
+            found, threshold = await self.backend.heavy.run((KIND, album.id), work)
             context.check()
-            groups = _groups(faces, usable.tolist(), found)
-            await context.run(store.albums.set_groups, context.job, album, groups, found.threshold)
+            groups = [[(int(pks[row]), certainty) for row, certainty in members] for members in found]
+            await context.run(store.albums.set_groups, context.job, album, groups + singles(poor.tolist()), threshold)
 
     async def _embed_all(
         self, context: JobContext, gallery: Gallery, album: Album, served: ServedRecognizer, detail: Detail
@@ -149,7 +148,7 @@ class AlbumJobs:
 
     def _discard(self, job: Job) -> None:
         self.backend.spool.discard(job.id)
-        self.backend.store.albums.delete_ungrouped(job.id)
+        self.backend.store.albums.delete_ungrouped()
 
 
 @dataclass(frozen=True)
@@ -193,23 +192,6 @@ def _new_faces(item: _Item, photo: Photo, gallery: Gallery) -> Iterator[NewAlbum
         )
 
 
-def _photo_numbers(faces: Sequence[FaceRecord]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    numbers = {photo: number for number, photo in enumerate(dict.fromkeys(face.hash for face in faces))}
-    return np.array([numbers[face.hash] for face in faces], np.int64)
-
-
-def _groups(
-    faces: Sequence[tuple[int, FaceRecord]], usable: Sequence[int], found: Grouping
-) -> list[list[tuple[int, float | None]]]:
-    """Return row keys and certainties of the groups, then of single faces, those of low quality last."""
-    groups: list[list[tuple[int, float | None]]] = [
-        [(faces[usable[row]][0], certainty) for row, certainty in members] for members in found.groups
-    ]
-    groups += [[(faces[usable[row]][0], None)] for row in found.singles]
-    groups += [[(pk, None)] for pk, face in faces if face.reasons]
-    return groups
-
-
 async def enroll_group(
     backend: Backend, snapshot: Gallery, caller: Caller, album: str, number: int, body: AlbumEnrollIn
 ) -> AlbumEnrolledOut:
@@ -220,74 +202,32 @@ async def enroll_group(
     Raises album_outdated, album_group_not_found, album_not_found, album_not_ready; SubjectErasedError:
     since the request began; liveness_unavailable.
     """
-    enrolled, refused, subject = 0, dict[str, KithError](), body.subject
+    store, enrolled, refused, subject = backend.store, 0, dict[str, KithError](), body.subject
+    remaining = 1  # or there is no such group
     async with backend.enrolling.of(snapshot.pk):
-        while True:
-            size = MAX_ENROLLED - enrolled
-            group = album, number, subject, body.name
-            count, others, remaining = await _enroll_block(backend, snapshot, group, body, size, refused)
-            enrolled += count
+        while enrolled < MAX_ENROLLED and remaining > len(refused):
+            gallery = await backend.reload_gallery(snapshot)
+            backend.recognizers.for_gallery(gallery)
+            chosen = album, number, MAX_ENROLLED - enrolled, refused
+            remaining, faces = await backend.threads.run(store.albums.to_enroll, gallery, *chosen)
+            admitted, others = _admit(gallery, subject, faces, body)
+            checked = needs_identity_check(gallery, backend.risks, body)
+            if checked and admitted:
+                others |= await refuse_identities(admitted, gallery, subject, backend, body, backend.threads.run)
+            if admitted:
+                enroll = partial(store.albums.enroll, gallery, album, number, subject, body.name, admitted, checked)
+                try:
+                    remaining = await backend.threads.run(enroll)
+                except GalleryChangedError:
+                    continue
+                enrolled += len(admitted)
+                backend.metrics.count_enrollment("enrolled", len(admitted))
+                backend.risks.derive_later(await backend.reload_gallery(gallery))
             refused |= others
-            if enrolled >= MAX_ENROLLED or remaining <= len(refused):
-                break
     shown = await report_refused(backend, snapshot, caller, subject, list(refused.values()))
     problems = (Problem(**error.document()) for error in shown)
     left = [RefusedFaceOut(face=face, problem=problem) for face, problem in zip(refused, problems, strict=True)]
     return AlbumEnrolledOut(subject=subject, enrolled_count=enrolled, refused=left, remaining_count=remaining)
-
-
-async def _enroll_block(
-    backend: Backend,
-    snapshot: Gallery,
-    group: tuple[str, int, str, str | None],
-    overrides: ChecksIn,
-    size: int,
-    without: Collection[str],
-) -> tuple[int, dict[str, KithError], int]:
-    """Enroll those of the ``size`` most certain faces that the checks admit, ``without`` faces with these ids.
-
-    ``group``: album, number, and the subject's id and name. Return how many were, why others were not, and the rest.
-    """
-    store, (album, number, subject, _) = backend.store, group
-    while True:
-        gallery = await backend.reload_gallery(snapshot)
-        backend.recognizers.for_gallery(gallery)
-        face_count, faces = await backend.threads.run(store.albums.to_enroll, gallery, album, number, size, without)
-        admitted, refused = _admit(gallery, subject, faces, overrides)
-        ids = [one.id for one in admitted.values()]
-        _part_moved(
-            admitted, refused, await backend.threads.run(store.templates.owners, gallery, ids), subject, overrides
-        )
-        checked = needs_identity_check(gallery, backend.risks, overrides)
-        if checked and admitted:
-            refused |= await refuse_identities(admitted, gallery, subject, backend, overrides, backend.threads.run)
-        try:
-            enroll = partial(store.albums.enroll, gallery, *group, admitted, checked)
-            remaining = await backend.threads.run(enroll) if admitted else face_count
-        except GalleryChangedError:
-            continue
-        if admitted:
-            backend.metrics.count_enrollment("enrolled", len(admitted))
-            backend.risks.derive_later(await backend.reload_gallery(gallery))
-        return len(admitted), refused, remaining
-
-
-def _part_moved(
-    admitted: dict[str, NewTemplate],
-    refused: dict[str, KithError],
-    owners: Mapping[str, str],
-    subject: str,
-    overrides: ChecksIn,
-) -> None:
-    """Refuse faces whose template was moved to another subject, or give them a new template if duplicates may be."""
-    for face, template in list(admitted.items()):
-        if (owner := owners.get(template.id, subject)) == subject:
-            continue
-        if overrides.allow_duplicate:
-            admitted[face] = replace(template, id=uuid.uuid4().hex)
-        else:
-            refused[face] = DuplicateSubjectError("the template of this face was moved to another one", subject=owner)
-            del admitted[face]
 
 
 def _admit(

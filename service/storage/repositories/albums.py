@@ -18,7 +18,6 @@ from sqlalchemy.engine import Connection
 from kith.wire.albums import AlbumFaceOut
 from models.runtime.network import Float
 from service.core.errors import (
-    GalleryChangedError,
     InvalidRequestError,
     LimitReachedError,
     NotFoundError,
@@ -126,15 +125,9 @@ class AlbumStore(ErasingStore):
     def set_groups(
         self, job: Job, album: Album, groups: Sequence[Sequence[tuple[int, float | None]]], threshold: float | None
     ) -> None:
-        """Store the groups, each of row keys of faces and certainties. Does nothing the second time.
-
-        Raises LeaseLostError.
-        """
+        """Store the groups, each of row keys of faces and certainties. Raises LeaseLostError."""
         with self._database.write(_CONFLICT) as connection:
             gallery = own_row(connection, job).gallery_pk
-            own = albums.c.pk == album.pk
-            if connection.execute(sa.select(albums.c.grouped_at).where(own)).scalar_one() is not None:
-                return
             placed = [
                 {"face": face, "into": number, "how": certainty}
                 for number, members in enumerate(groups, start=1)
@@ -145,7 +138,7 @@ class AlbumStore(ErasingStore):
                 values: dict[str, Any] = {"group_number": sa.bindparam("into"), "certainty": sa.bindparam("how")}
                 connection.execute(place.values(values), placed)
             done = {"threshold": threshold, "next_group": len(groups) + 1, "grouped_at": datetime.now(UTC)}
-            connection.execute(albums.update().where(own).values(**done))
+            connection.execute(albums.update().where(albums.c.pk == album.pk).values(**done))
             counts = {"faces": len(placed), "groups": sum(len(members) > 1 for members in groups)}
             entry = Entry("album_grouped", (gallery, job.gallery), details={"album": album.id, **counts})
             append(self._database.vault, connection, [entry])
@@ -261,10 +254,11 @@ class AlbumStore(ErasingStore):
     ) -> int:
         """Store templates by id of their face, and delete these faces from the album. Return the faces that remain.
 
-        A face whose template the subject has is only deleted. ``name``: of a subject without one.
+        A face whose template exists is only deleted, also if it was moved to another subject. ``name``: of a subject
+        without one.
 
-        Raises album_group_not_found: the group changed. GalleryChangedError: also if another subject has one of the
-        templates. SubjectErasedError, GalleryMovedError: as TemplateStore.enroll.
+        Raises album_group_not_found: the group changed. GalleryChangedError, SubjectErasedError, GalleryMovedError: as
+        TemplateStore.enroll.
         """
         with self._database.change(gallery, as_read=as_read) as connection:
             found = _read_ready(connection, gallery, album)
@@ -272,11 +266,11 @@ class AlbumStore(ErasingStore):
             taken = album_faces.delete().where(_chosen(found, number, admitted))
             if connection.execute(taken).rowcount != len(admitted):
                 raise NotFoundError("album_group", f"group {group.id!r} changed during the request")
-            items = [Item(subject, template) for template in admitted.values()]
+            items = [Item(subject), *(Item(subject, template) for template in admitted.values())]
             done = admit(self._database.vault, connection, gallery, items, album=album)
-            if any(error.code == "template_conflict" for error in done.refused.values()):
-                raise GalleryChangedError(f"templates of gallery {gallery.name!r} were moved meanwhile")
-            done.require_all()
+            for error in done.refused.values():
+                if error.code != "template_conflict":
+                    raise error
             person = read_subject(connection, gallery, subject)
             if done.enrolled and name is not None and person.name is None:
                 name_subject(connection, gallery, person, name)
@@ -292,15 +286,14 @@ class AlbumStore(ErasingStore):
         missing = _missing(gallery, album_id)
         return self._erase("album_deleted", gallery, "album", album_id, missing=lambda *_: missing, album=album_id)
 
-    def delete_ungrouped(self, album_id: str) -> None:
-        """Delete an album whose job ended without groups."""
-        self._delete_due((albums.c.id == album_id) & albums.c.grouped_at.is_(None), with_jobs=False)
+    def delete_ungrouped(self) -> int:
+        """Delete the albums whose job ended without groups, and count them."""
+        ended = sa.select(jobs.c.id).where(jobs.c.state.in_(FINISHED))
+        return self._delete_due(albums.c.grouped_at.is_(None) & albums.c.id.in_(ended), with_jobs=False)
 
     def delete_expired(self, now: datetime) -> int:
         """Delete albums past their time with their jobs, and those whose job ended without groups; count them."""
-        ended = sa.select(jobs.c.id).where(jobs.c.state.in_(FINISHED))
-        useless = albums.c.grouped_at.is_(None) & albums.c.id.in_(ended)
-        return self._delete_due(albums.c.expires_at < now, with_jobs=True) + self._delete_due(useless, with_jobs=False)
+        return self._delete_due(albums.c.expires_at < now, with_jobs=True) + self.delete_ungrouped()
 
     def _delete_due(self, due: sa.ColumnElement[bool], with_jobs: bool) -> int:
         query = sa.select(albums.c.id, galleries.c.pk, galleries.c.name).join(galleries).where(due)

@@ -69,20 +69,16 @@ def test_wrong_pairs_are_about_as_rare_as_asked(pack: Calibration, risk: float) 
     assert np.mean(found) > 0.5
 
 
-def test_a_smaller_risk_needs_a_higher_similarity(pack: Calibration) -> None:
-    vectors, owners = people(100, 3, seed=3)
+@pytest.mark.parametrize("people_count", [30, 3])
+def test_the_threshold_is_for_the_share_of_pairs_of_two_people(pack: Calibration, people_count: int) -> None:
+    vectors, owners = people(people_count, 20, seed=4)
     album = AlbumRisk.of(vectors, np.arange(len(owners)), nearest(vectors), pack)
-    thresholds = [album.threshold(risk) for risk in (0.5, 0.1, 0.01, 1e-3, 1e-6)]
-    assert thresholds == sorted(thresholds)
-    assert thresholds[0] < thresholds[-1]
-
-
-def test_the_estimated_share_of_repeated_people_is_right(pack: Calibration) -> None:
-    vectors, owners = people(30, 20, seed=4)
-    album = AlbumRisk.of(vectors, np.arange(len(owners)), nearest(vectors), pack)
-    true = 30 * (20 * 19 / 2) / (600 * 599 / 2)
-    assert album.repeated_share == pytest.approx(true, rel=0.1)
-    assert album.known_pairs == 0
+    same = people_count * (20 * 19 // 2)
+    assert album.pairs == len(owners) * (len(owners) - 1) // 2
+    assert album.repeated_share == pytest.approx(same / album.pairs, rel=0.1)
+    for risk in (0.1, 0.01, 1e-3):  # about as many pairs reach the threshold as show one person
+        fmr = album.curve.fmr(album.threshold(risk)).value
+        assert fmr == pytest.approx(risk * same / (album.pairs - same), rel=0.2)
 
 
 def test_faces_of_one_photo_are_known_strangers_and_never_grouped(pack: Calibration) -> None:
@@ -96,7 +92,7 @@ def test_faces_of_one_photo_are_known_strangers_and_never_grouped(pack: Calibrat
     assert sum(len(rows) == 2 for rows in group_faces(vectors, np.arange(80), near, 0.5, ALONE)) == 20
     pairs = np.concatenate([base, base[::-1]])
     album = AlbumRisk.of(pairs, np.tile(np.arange(60), 2), nearest(pairs), pack)
-    assert album.known_pairs == 60
+    assert album.pairs == 120 * 119 // 2 - 60
 
 
 def test_a_group_never_gets_two_faces_of_a_photo_through_a_third_face() -> None:
@@ -163,7 +159,7 @@ def test_tiny_albums_have_a_risk() -> None:
     groups = group_faces(twice, np.arange(4), nearest(twice), album.threshold(0.01), album.same_picture)
     assert groups == [[0, 2], [1, 3]]
     in_one_photo = AlbumRisk.of(vectors, np.zeros(2, np.int64), nearest(vectors), calibration)
-    assert (in_one_photo.pairs, in_one_photo.known_pairs) == (0, 1)
+    assert in_one_photo.pairs == 0
     assert in_one_photo.threshold(0.01) == UNREACHABLE_SIMILARITY
 
 
