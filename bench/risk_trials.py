@@ -183,7 +183,7 @@ def judge(draw: Draw, calibration: Calibration | None) -> list[Outcome]:
         named = identified(alarms, thresholds, known, size) >= 0
         own = identified(mated, thresholds, known, size) == draw.mates
         hindsight = found_first & (mated.similarities[:, 0] > hindsight_threshold(alarms, weights, fpir))
-        cut = risk.curve.threshold_at_fmr(fmr_for_fpir(fpir, size)).score
+        cut = risk.curve.threshold_at_fmr(fmr_for_fpir(fpir, size)).value
         promised = promised_misses(risk.evidence, calibration, cut)
         measured, fixed = (float(weights @ alarm) for alarm in (named, alarms.similarities[:, 0] >= FIXED))
         fnir, least = (1 - float(shares @ found) if len(own) else math.nan for found in (own, hindsight))

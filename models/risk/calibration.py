@@ -56,26 +56,16 @@ SHAPE_TOLERANCE: Final = 1e-5
 
 
 @dataclass(frozen=True)
-class Rate:
-    """Error rate with its 95 % interval. ``extrapolated``: too few pairs support it by counting."""
+class Estimate:
+    """Error rate, or threshold in the scores of its curve, with its 95 % interval.
 
-    value: float
-    extrapolated: bool
-    low: float = math.nan
-    high: float = math.nan
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """Threshold with its 95 % interval, in the scores of its curve.
-
-    ``extrapolated``: too few pairs support its rate by counting.
+    ``extrapolated``: too few pairs support the rate by counting.
     """
 
-    score: float
-    extrapolated: bool
-    low: float = math.nan
-    high: float = math.nan
+    value: float
+    low: float
+    high: float
+    extrapolated: bool = False
 
 
 class FmrCurve:
@@ -112,21 +102,20 @@ class FmrCurve:
         low, high = np.minimum(EDGES - at[0], 0.0), np.maximum(EDGES - at[-1], 0.0)
         return np.asarray(inside + slopes[0] * low + slopes[-1] * high)
 
-    def fmr(self, t: float) -> Rate:
-        """Return FMR(t), non-increasing in t."""
-        return Rate(_at(self._logs, t), t > self.last_counted, _at(self._low_logs, t), _at(self._high_logs, t))
+    def fmr(self, t: float) -> Estimate:
+        """Return FMR(t), non-increasing in t: counted if at least MIN_SUPPORT pairs are above t, else extrapolated."""
+        return Estimate(_at(self._logs, t), _at(self._low_logs, t), _at(self._high_logs, t), t > self.last_counted)
 
-    def threshold_at_fmr(self, rate: float) -> Threshold:
+    def threshold_at_fmr(self, rate: float) -> Estimate:
         """Return the smallest similarity with an FMR of at most ``rate``, in (0, 1].
 
         The result is UNREACHABLE_SIMILARITY if the FMR of identical vectors already exceeds ``rate``.
         """
         return self._thresholds(rate)
 
-    def _threshold_at_fmr(self, rate: float) -> Threshold:
-        similarity = _invert(self._logs, rate)
-        extrapolated = similarity > self.last_counted
-        return Threshold(similarity, extrapolated, _invert(self._low_logs, rate), _invert(self._high_logs, rate))
+    def _threshold_at_fmr(self, rate: float) -> Estimate:
+        similarity, low, high = (_invert(logs, rate) for logs in (self._logs, self._low_logs, self._high_logs))
+        return Estimate(similarity, low, high, similarity > self.last_counted)
 
 
 def _at(logs: Floats, t: float) -> float:
@@ -206,14 +195,6 @@ class Calibration:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise PackError("calibration", f"{error}") from error
 
-    def fmr(self, t: float) -> Rate:
-        """Return FMR(t): counted if at least MIN_SUPPORT pairs are above t, else from the fitted tail."""
-        return self.curve.fmr(t)
-
-    def threshold_at_fmr(self, rate: float) -> Threshold:
-        """Return the threshold for an FMR; see :meth:`FmrCurve.threshold_at_fmr`."""
-        return self.curve.threshold_at_fmr(rate)
-
     def fnmr(self, t: float) -> float:
         """Return FNMR(t) by counting."""
         return 1.0 - float(np.interp(t, EDGES, self._genuine_above)) / self.genuine_pairs
@@ -234,7 +215,7 @@ class Calibration:
 
     def equal_error_threshold(self) -> float:
         """Return the similarity at which FMR and FNMR are equal."""
-        return _bisect(lambda t: self.fmr(t).value > self.fnmr(t))[1]
+        return _bisect(lambda t: self.curve.fmr(t).value > self.fnmr(t))[1]
 
 
 def _bisect(is_below: Callable[[float], bool]) -> tuple[float, float]:

@@ -16,10 +16,10 @@ from models.risk.calibration import (
     MIN_RATE,
     SMALLEST_TAIL,
     Calibration,
+    Estimate,
     Floats,
     FmrCurve,
     Ints,
-    Rate,
     count_at_or_above,
 )
 from models.risk.impostor_evidence import ImpostorEvidence
@@ -90,12 +90,12 @@ class GalleryRisk:
         """Smallest FMR that the pairs of gallery and pack support by counting."""
         return min_supported_fmr(self.evidence.pair_count + (0 if self.pack is None else self.pack.impostor_pairs))
 
-    def fmr_over_pack(self) -> Rate | None:
+    def fmr_over_pack(self) -> Estimate | None:
         """Return the ratio of the gallery's FMR to the pack's, where the pack's is UNLIKE_FMR; None without a pack."""
         if self.pack is None:
             return None
-        rate = self.raw_curve.fmr(self.pack.threshold_at_fmr(UNLIKE_FMR).score)
-        return Rate(rate.value / UNLIKE_FMR, rate.extrapolated, rate.low / UNLIKE_FMR, rate.high / UNLIKE_FMR)
+        rate = self.raw_curve.fmr(self.pack.curve.threshold_at_fmr(UNLIKE_FMR).value)
+        return Estimate(rate.value / UNLIKE_FMR, rate.low / UNLIKE_FMR, rate.high / UNLIKE_FMR)
 
     def is_unlike_pack(self) -> bool:
         """Return whether strangers match UNLIKE_RATIO times as often, or as rarely, as in the pack's calibration."""
@@ -121,13 +121,9 @@ def _lowered(scores: Floats) -> Floats:
     """Return the scores without copies, and with the largest, possible duplicates, moved to the next: they hardly tell
     how large."""
     scores = np.where(EDGES[:-1] < COPY, scores, 0.0)
-    above = count_at_or_above(scores)
-    others = np.flatnonzero(above > max(2.0, MAX_DUPLICATE_SHARE * above[0]))  # two people are one duplicate
-    lowered = np.zeros(len(scores))
-    if len(others):
-        lowered[: others[-1]] = scores[: others[-1]]
-        lowered[others[-1]] = above[others[-1]]
-    return lowered
+    above, bins = count_at_or_above(scores), np.arange(len(scores))
+    row = np.count_nonzero(above > max(2.0, MAX_DUPLICATE_SHARE * above[0])) - 1  # two people are one duplicate
+    return np.where(bins < row, scores, above[:-1] * (bins == row))
 
 
 def _own_curve(evidence: ImpostorEvidence) -> FmrCurve:

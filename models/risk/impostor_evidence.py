@@ -162,12 +162,6 @@ class GenuineProbes:
     single: Floats
     templates: Ints
 
-    @classmethod
-    def none(cls, probes: int) -> Self:
-        """Return the similarities of subjects with one template each."""
-        unknown = np.full(probes, np.nan)
-        return cls(unknown, unknown, np.ones(probes, np.int64))
-
 
 @dataclass(frozen=True, eq=False)
 class ImpostorEvidence:
@@ -202,7 +196,7 @@ class ImpostorEvidence:
         nearest: Floats,
         subjects: int,
         templates: int,
-        genuine: GenuineProbes | None = None,
+        genuine: GenuineProbes,
         levels: Levels | None = None,
     ) -> Self:
         """Summarize the searches.
@@ -215,7 +209,7 @@ class ImpostorEvidence:
         if subjects < MIN_ADJUSTED_SUBJECTS:
             return cls(pairs, histogram(best), None, None, None, len(nearest), subjects, templates)
         rival = float(np.median(best))
-        own = _genuine_scores(genuine or GenuineProbes.none(len(nearest)), best, rival)
+        own = _genuine_scores(genuine, best, rival)
         adjusted = histogram(best - rival_shift(nearest[:, 1], rival))
         return cls(pairs, adjusted, rival, levels, own, len(nearest), subjects, templates)
 

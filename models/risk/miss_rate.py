@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from models.risk.calibration import CONFIDENCE_Z, EDGES, Calibration, Ints, count_at_or_above, mean_growth
+from models.risk.calibration import CONFIDENCE_Z, EDGES, Calibration, Estimate, Ints, count_at_or_above, mean_growth
 from models.risk.impostor_evidence import ImpostorEvidence
 
 PACK_PEOPLE: Final = 20
@@ -18,17 +17,9 @@ SITTING_QUANTILE: Final = 0.9
 MIN_SITTING_PEOPLE: Final = 10
 
 
-@dataclass(frozen=True)
-class MissRate:
-    """FNIR at rank 1, with its 95 % interval for photos like those enrolled."""
-
-    value: float
-    low: float
-    high: float
-
-
-def promised_misses(evidence: ImpostorEvidence | None, pack: Calibration | None, threshold: float) -> MissRate | None:
-    """Return the FNIR at a rival-adjusted threshold; None without mated pairs.
+def promised_misses(evidence: ImpostorEvidence | None, pack: Calibration | None, threshold: float) -> Estimate | None:
+    """Return the FNIR at rank 1 and a rival-adjusted threshold, for photos like those enrolled; None without mated
+    pairs.
 
     A person is missed if the own subject scores below the threshold or not highest, or if the runner-up reaches the
     threshold too. Each person of the gallery with two templates or more counts as one observation, the pack's mated
@@ -59,9 +50,9 @@ def _reaching(counts: Ints, threshold: float) -> float:
     return float(np.interp(threshold, EDGES, count_at_or_above(counts)))
 
 
-def wilson(missed: float, people: float) -> MissRate:
+def wilson(missed: float, people: float) -> Estimate:
     """Return a share of ``people`` with its 95 % interval (E. Wilson, 1927)."""
     p, z2 = missed / people, CONFIDENCE_Z**2 / people
     middle = (p + z2 / 2) / (1 + z2)
     half = math.sqrt(z2 * p * (1 - p) + z2**2 / 4) / (1 + z2)
-    return MissRate(p, max(0.0, middle - half), min(1.0, middle + half))
+    return Estimate(p, max(0.0, middle - half), min(1.0, middle + half))

@@ -52,7 +52,7 @@ def fit_line(shares: Floats, levels: Sequence[float], people: int, usual: float)
 
 def unknown_power(shares: Floats) -> float:
     """Return the usual power of recognizers whose different people have such a median similarity."""
-    return float(np.clip(1.5 - 2.5 * (_quantile(shares, 0.5) - 0.1), 0.25, 1.5))
+    return float(np.clip(1.5 - 2.5 * (float(np.interp(-0.5, -shares, EDGES)) - 0.1), 0.25, 1.5))
 
 
 def to_scale(similarities: Floats, power: NDArray[np.float64] | float) -> Floats:
@@ -76,8 +76,3 @@ def _choose_power(shares: Floats, levels: Sequence[float], probit_std: float, us
 def _probits(shares: Floats, levels: Sequence[float]) -> tuple[Floats, Floats]:
     """Return the similarities at which ``shares`` fall to ``levels``, and their normal quantiles."""
     return np.interp(-np.array(levels), -shares, EDGES), np.array([-NORMAL.inv_cdf(level) for level in levels])
-
-
-def _quantile(shares: Floats, level: float) -> float:
-    """Return the similarity at which the non-increasing ``shares`` at EDGES fall to ``level``."""
-    return float(np.interp(-level, -shares, EDGES))

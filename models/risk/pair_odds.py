@@ -8,10 +8,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.calibration import EDGES, MIN_RATE, Calibration, Floats, FmrCurve, count_at_or_above, histogram
+from models.risk.calibration import (
+    EDGES,
+    MIN_RATE,
+    Calibration,
+    Estimate,
+    Floats,
+    FmrCurve,
+    count_at_or_above,
+    histogram,
+)
 from models.risk.gallery_risk import GalleryRisk
 from models.risk.impostor_evidence import ImpostorEvidence, rival_shift
-from models.risk.miss_rate import PACK_PEOPLE, MissRate, wilson
+from models.risk.miss_rate import PACK_PEOPLE, wilson
 
 DUPLICATE_SHARE: Final = 0.01
 """Prior share of subjects that are enrolled a second time."""
@@ -76,7 +85,7 @@ class PairOdds:
         """Return the odds that a pair with this score is one person, if DUPLICATE_SHARE are enrolled twice."""
         return bounded(2 * DUPLICATE_SHARE / (self.subjects - 1) * self.ratio(score))
 
-    def recall(self, odds: float) -> MissRate:
+    def recall(self, odds: float) -> Estimate:
         """Return the expected share of duplicates with at least these odds, with its 95 % interval."""
         wanted = odds * (self.subjects - 1) / (2 * DUPLICATE_SHARE)
         row = min(int(np.searchsorted(self.ratios, wanted)), len(EDGES) - 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, get_args
 
 from kith.wire.common import HygieneKind
-from models.risk.miss_rate import MissRate
+from models.risk.calibration import Estimate
 
 KINDS: Final[tuple[HygieneKind, ...]] = get_args(HygieneKind)
 """Kinds in the order of the report."""
@@ -49,7 +49,7 @@ class HygieneReport:
 
     findings: Sequence[HygieneFinding]
     nearest: Sequence[HygieneFinding]
-    recall: MissRate | None
+    recall: Estimate | None
 
     def __len__(self) -> int:
         return len(self.findings) + len(self.nearest)

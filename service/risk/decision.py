@@ -14,8 +14,9 @@ from models.runtime.network import Float
 from models.vision.liveness import LivenessVerdict
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Hit
-from service.domain.outcomes import REVIEW_FACTOR, RejectionOutcome
+from service.domain.outcomes import RejectionOutcome
 from service.risk.threshold import Candidate, ImpostorRisk, Thresholds
+from service.storage.repositories.read_cache import SubjectFaces
 
 KNOWN_STRANGER: Final = "known_stranger"
 """Reason: the face is more similar to an outsider who was mistaken for the subject than to the subject."""
@@ -117,20 +118,6 @@ def without_known_stranger(
     return replace(decision, outcome="unknown"), (KNOWN_STRANGER,)
 
 
-@dataclass(frozen=True, eq=False)
-class EnrolledSubject:
-    """Subject with (n, d) template vectors and (n,) qualities, n >= 1, and the decision rules of its gallery.
-
-    ``decoys``: (m, d) vectors of outsiders who were mistaken for it; None: there are none.
-    """
-
-    vectors: Float
-    qualities: Float
-    model: ImpostorRisk | None
-    review_factor: float = REVIEW_FACTOR
-    decoys: Float | None = None
-
-
 @dataclass(frozen=True)
 class PairSimilarity:
     """Similarity of two sides, in [-1, 1], and the ``model`` of the risk.
@@ -140,7 +127,6 @@ class PairSimilarity:
 
     similarity: float
     model: ImpostorRisk | None
-    review_factor: float = REVIEW_FACTOR
     decoy: float = -1.0
 
 
@@ -149,17 +135,19 @@ def compare_faces(a: Float, b: Float, pack_risk: ImpostorRisk | None) -> PairSim
     return PairSimilarity(_cosine(np.dot(a, b)), pack_risk)
 
 
-def compare_with_subject(probe: Float, subject: EnrolledSubject) -> PairSimilarity:
-    """Compare the (d,) vector of a face with a subject, as a search of one subject does."""
+def compare_with_subject(probe: Float, subject: SubjectFaces, model: ImpostorRisk | None) -> PairSimilarity:
+    """Compare the (d,) vector of a face with a subject that has templates, as a search of one subject does.
+
+    ``model``: risk of its gallery.
+    """
     count = len(subject.vectors)
     (fused,) = fuse_similarities(probe[None], subject.vectors, np.zeros(count, np.int64), subject.qualities)[0]
-    model = subject.model
     if model is not None:
         # Strangers score higher against a subject with more templates. In a search the subjects' template counts
         # average out; against a single subject its own count matters.
         model = replace(model, comparisons_per_subject=max(1.0, count / model.mean_templates))
     decoy = -1.0 if subject.decoys is None else _cosine((subject.decoys @ probe).max(initial=-1))
-    return PairSimilarity(_cosine(fused), model, subject.review_factor, decoy)
+    return PairSimilarity(_cosine(fused), model, decoy)
 
 
 def _cosine(similarity: float) -> float:

@@ -82,12 +82,15 @@ class Watch:
             window, counts = list(self._latest), dict(self._counts)
         mated = self._mated(window)
         state, detail = _judged(mated)
+        if mated is not None:
+            rounded = {"observed": round(mated.observed, DRIFT_DIGITS), "z": round(mated.z, 1)}
+            mated = mated.model_copy(update=rounded)
         return DriftOut(
             state=state,
             detail=detail,
             window_counts=Counter(one.outcome for one in window),
             since_start_counts=counts,
-            mated_similarity=_rounded(mated),
+            mated_similarity=mated,
         )
 
     def _mated(self, window: Sequence[Decided]) -> ComparisonOut | None:
@@ -199,23 +202,12 @@ def standard_error(values: NDArray[np.float64], independent: float) -> float:
     return max(independent, float(means.std(ddof=1)) / math.sqrt(blocks))
 
 
-def _rounded(test: ComparisonOut | None) -> ComparisonOut | None:
-    if test is None:
-        return None
-    return ComparisonOut(observed=round(test.observed, DRIFT_DIGITS), expected=test.expected, z=round(test.z, 1))
-
-
 def _judged(mated: ComparisonOut | None) -> tuple[DriftState, str]:
     if mated is None:
         return "too_few", f"fewer than {MIN_IDENTIFIED} identified faces so far"
-    state = _state(-mated.z)
-    if state == "ok":
-        return state, "as expected"
-    return state, (
+    if mated.z > -WATCH_Z:
+        return "ok", "as expected"
+    return "drifted" if mated.z <= -DRIFT_Z else "watch", (
         f"identified faces score {mated.observed:.{DRIFT_DIGITS}f} on average, and the calibration expects "
         f"{mated.expected:.3f}: enroll newer photos, check the camera, or calibrate on your own photos"
     )
-
-
-def _state(z: float) -> DriftState:
-    return "drifted" if z >= DRIFT_Z else "watch" if z >= WATCH_Z else "ok"

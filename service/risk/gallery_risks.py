@@ -10,6 +10,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from cachetools import LRUCache
+
 from kith.wire.common import Source
 from models.risk.calibration import Calibration
 from models.risk.gallery_risk import GalleryRisk, min_supported_fmr
@@ -26,7 +28,6 @@ MAX_CACHED: Final = 1000
 MIN_SUBJECTS: Final = 2
 MIN_SUBJECTS_UNCALIBRATED: Final = 50
 """Subjects needed to estimate the tail if the pack has no calibration."""
-THRESHOLD_MOVED: Final = "threshold_moved"
 log = logging.getLogger(__name__)
 
 
@@ -43,7 +44,7 @@ class GalleryRisks:
         self._store = store
         self._calibrations = dict(calibrations)
         self._of_packs = {f: None if c is None else _pack_risk(c) for f, c in calibrations.items()}
-        self._models: dict[tuple[int, int], tuple[int, ImpostorRisk | None]] = {}
+        self._models: LRUCache[tuple[int, int], tuple[int, ImpostorRisk | None]] = LRUCache(MAX_CACHED)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="risk")
         self._waiting: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
@@ -67,8 +68,7 @@ class GalleryRisks:
             if gallery.subjects >= MIN_SUBJECTS:
                 self.derive_later(gallery)
             return self.with_pack(gallery, None)
-        with self._lock:
-            derived, model = self._models.get(_key(gallery), (-1, None))
+        derived, model = self._cached(gallery)
         if derived != gallery.evidence_sequence:
             stored = self._store.evidence.get(gallery)
             if stored is None:
@@ -79,17 +79,16 @@ class GalleryRisks:
                 model = replace(model, mean_templates=max(1.0, stored.templates / stored.evidence.subjects))
             with self._lock:
                 self._models[_key(gallery)] = (stored.sequence, model)
-                if len(self._models) > MAX_CACHED:
-                    del self._models[next(iter(self._models))]
         return model
 
     def is_cached(self, gallery: Gallery) -> bool:
         """Return whether :meth:`current` can answer without I/O."""
-        if gallery.evidence_sequence is None:
-            return True
+        return gallery.evidence_sequence in (None, self._cached(gallery)[0])
+
+    def _cached(self, gallery: Gallery) -> tuple[int, ImpostorRisk | None]:
+        """Return the cached model, and the sequence of its evidence; -1 without one."""
         with self._lock:
-            derived, _ = self._models.get(_key(gallery), (-1, None))
-        return derived == gallery.evidence_sequence
+            return self._models.get(_key(gallery)) or (-1, None)
 
     def with_pack(self, gallery: Gallery, risk: GalleryRisk | None) -> ImpostorRisk | None:
         """Return the risk model of pack and gallery combined."""
@@ -149,14 +148,13 @@ class GalleryRisks:
             new = StoredEvidence(snapshot.sequence, templates, scores, datetime.now(UTC))
             # Both use the current risk target, so that a difference comes from the evidence alone.
             before, after = self._described(gallery, stored), self._described(gallery, new)
-            moved = _shown(before) != _shown(after) and gallery.settings.risk.kind != "threshold"
-            event = THRESHOLD_MOVED if moved else None
             target = gallery.settings.risk
-            details: dict[str, Any] = {"risk": {target.kind: target.value}, "before": before, "after": after}
-            details["reason"] = _reason(stored, new)
+            moved: dict[str, Any] = {"risk": {target.kind: target.value}, "before": before, "after": after}
+            moved["reason"] = _reason(stored, new)
             if gallery.generation != gallery.current_generation:
-                details["recognizer"] = gallery.fingerprint  # not the generation that answers requests
-            self._store.evidence.put(gallery, new, event, details)
+                moved["recognizer"] = gallery.fingerprint  # not the generation that answers requests
+            has_moved = _shown(before) != _shown(after) and target.kind != "threshold"
+            self._store.evidence.put(gallery, new, moved if has_moved else None)
             return new
 
     def is_stale(self, gallery: Gallery, stored: StoredEvidence, share: float = STALE_SHARE) -> bool:

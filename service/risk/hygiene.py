@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kith.wire.common import HygieneKind
-from models.risk.calibration import EDGES, Calibration, count_at_or_above
+from models.risk.calibration import EDGES, Calibration, Ints, count_at_or_above
 from models.risk.impostor_evidence import ImpostorEvidence
 from models.risk.pair_odds import PairOdds, bounded
 from models.runtime.network import Float
@@ -50,7 +50,6 @@ UNLIKE_FMR: Final = 0.001
 """Templates of one subject below both similarities are not linked into one group."""
 SIMILARITY_DIGITS: Final = 4
 """Decimal places of similarities in the report."""
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +80,7 @@ Neighbors = list[list[Neighbor]]
 
 def find_problems(snapshot: Snapshot, calibration: Calibration) -> HygieneReport:
     """Inspect all templates of a gallery."""
-    unlike = min(calibration.threshold_at_fmr(UNLIKE_FMR).score, calibration.threshold_at_fnmr(UNLIKE_FNMR))
+    unlike = min(calibration.curve.threshold_at_fmr(UNLIKE_FMR).value, calibration.threshold_at_fnmr(UNLIKE_FNMR))
     groups = [
         group for rows in _rows_by_subject(snapshot.subject_pks) for group in _group_templates(snapshot, rows, unlike)
     ]

@@ -30,15 +30,12 @@ def one_face_per_person(found: Sequence[Identification]) -> list[Identification]
         score = answer.thresholds.compared(best)
         if score >= answer.thresholds.accept and score > holders.get(best.subject_pk, (-1.0, 0))[0]:
             holders[best.subject_pk] = score, i
-    return [_beside_others(answer, i, holders) for i, answer in enumerate(found)]
-
-
-def _beside_others(answer: Identification, i: int, holders: dict[int, tuple[float, int]]) -> Identification:
-    decision = answer.decision
-    if decision.best is None or decision.outcome == "unknown" or decision.best.subject_pk not in holders:
-        return answer
-    _, holder = holders[decision.best.subject_pk]
-    if holder == i:
-        return answer
-    demoted = replace(decision, outcome="uncertain")
-    return replace(answer, decision=demoted, reasons=(*answer.reasons, ELSEWHERE), other_face=holder)
+    answers = []
+    for i, answer in enumerate(found):
+        best = answer.decision.best
+        _, holder = (0.0, i) if best is None else holders.get(best.subject_pk, (0.0, i))
+        if holder != i and answer.decision.outcome != "unknown":
+            demoted, reasons = replace(answer.decision, outcome="uncertain"), (*answer.reasons, ELSEWHERE)
+            answer = replace(answer, decision=demoted, reasons=reasons, other_face=holder)
+        answers.append(answer)
+    return answers

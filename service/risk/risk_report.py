@@ -27,29 +27,6 @@ CURVE_MAX_FPIR, CURVE_MIN_FPIR = 0.5, 1e-5
 CHECKED_FPIR: Final = 0.1
 
 
-def target_threshold(
-    fpir: float,
-    subjects: int,
-    model: ImpostorRisk,
-    evidence: ImpostorEvidence | None,
-    calibration: Calibration | None,
-) -> ThresholdOut:
-    """Return the threshold for an FPIR in a gallery of ``subjects``, and the FNIR there, rounded to 4 decimals."""
-    found = model.threshold_at_fpir(fpir, subjects)
-    misses = promised_misses(evidence, calibration, found.score)
-    fnir, fnir_low, fnir_high = (None,) * 3 if misses is None else (round(v, 4) for v in vars(misses).values())
-    return ThresholdOut(
-        subject_count=subjects,
-        threshold=round(found.score, 4),
-        low=round(found.low, 4),
-        high=round(found.high, 4),
-        extrapolated=found.extrapolated,
-        fnir=fnir,
-        fnir_low=fnir_low,
-        fnir_high=fnir_high,
-    )
-
-
 def expected_misses(fpir: float, pack: Calibration, measured: Mapping[str, Calibration]) -> MissesOut:
     """Return what a pack misses in a new gallery of EXAMPLE_SUBJECTS, rounded to 4 decimals.
 
@@ -59,7 +36,7 @@ def expected_misses(fpir: float, pack: Calibration, measured: Mapping[str, Calib
     fmr = fmr_for_fpir(fpir, EXAMPLE_SUBJECTS)
 
     def misses(calibration: Calibration) -> float:
-        return calibration.fnmr(min(1.0, calibration.threshold_at_fmr(fmr).score))
+        return calibration.fnmr(min(1.0, calibration.curve.threshold_at_fmr(fmr).value))
 
     own, others = misses(pack), {name: misses(calibration) for name, calibration in measured.items()}
     best = min(others, key=lambda name: others[name], default=None)
@@ -72,7 +49,7 @@ def expected_misses(fpir: float, pack: Calibration, measured: Mapping[str, Calib
 def fpir_curve(subjects: int, curve: FmrCurve) -> list[PointOut]:
     """Return the FPIR at CURVE_POINTS equally spaced similarities, from CURVE_MAX_FPIR down to CURVE_MIN_FPIR."""
     first, last = (
-        min(1.0, curve.threshold_at_fmr(fmr_for_fpir(rate, subjects)).score)
+        min(1.0, curve.threshold_at_fmr(fmr_for_fpir(rate, subjects)).value)
         for rate in (CURVE_MAX_FPIR, CURVE_MIN_FPIR)
     )
     points = []
@@ -90,7 +67,7 @@ def check_maxima(evidence: ImpostorEvidence, curve: FmrCurve) -> HoldoutCheckOut
     twice.
     """
     others = evidence.subjects - 1
-    threshold = curve.threshold_at_fmr(fmr_for_fpir(CHECKED_FPIR, others)).score
+    threshold = curve.threshold_at_fmr(fmr_for_fpir(CHECKED_FPIR, others)).value
     observed = round(float(np.interp(threshold, EDGES, count_at_or_above(evidence.best))))
     probes, expected = evidence.probes, CHECKED_FPIR * evidence.probes
     return HoldoutCheckOut(fpir=CHECKED_FPIR, probe_count=probes, expected=expected, observed_count=observed)
@@ -113,12 +90,28 @@ def target_thresholds(
     evidence: ImpostorEvidence | None,
     calibration: Calibration | None,
 ) -> list[TargetOut]:
-    """Return the threshold of each target at the current size, and at GROWTH_FACTOR times that size."""
-    return [
-        TargetOut(
-            fpir=fpir,
-            today=target_threshold(fpir, subjects, model, evidence, calibration),
-            grown=target_threshold(fpir, GROWTH_FACTOR * subjects, model, evidence, calibration),
+    """Return the threshold of each target, and the FNIR there, at the current size and at GROWTH_FACTOR times it.
+
+    They are rounded to 4 decimals.
+    """
+
+    def at(fpir: float, count: int) -> ThresholdOut:
+        found = model.threshold_at_fpir(fpir, count)
+        misses = promised_misses(evidence, calibration, found.value)
+        fnir, low, high = (
+            None if misses is None else round(getattr(misses, name), 4) for name in ("value", "low", "high")
         )
-        for fpir in targets
+        return ThresholdOut(
+            subject_count=count,
+            threshold=round(found.value, 4),
+            low=round(found.low, 4),
+            high=round(found.high, 4),
+            extrapolated=found.extrapolated,
+            fnir=fnir,
+            fnir_low=low,
+            fnir_high=high,
+        )
+
+    return [
+        TargetOut(fpir=fpir, today=at(fpir, subjects), grown=at(fpir, GROWTH_FACTOR * subjects)) for fpir in targets
     ]

@@ -23,7 +23,6 @@ from service.risk.threshold import (
     ImpostorRisk,
     Thresholds,
     false_alarm_probability,
-    shown_probability,
     thresholds_for,
 )
 
@@ -71,8 +70,7 @@ class Identification:
     def shown_probability(self, candidate: Candidate) -> tuple[float | None, bool | None]:
         """Return the false alarm probability of a candidate for the response, and whether it is a bound."""
         of_search = self.exact or self.thresholds.of_scores
-        chance = false_alarm_probability(candidate.score, self.model, self.subjects, of_search)
-        return shown_probability(chance, self.model, self.subjects)
+        return false_alarm_probability(candidate.score, self.model, self.subjects, of_search)
 
     def coarse(self) -> Identification:
         """Return the answer for a caller without the scope vectors."""
@@ -117,15 +115,19 @@ class GallerySearch:
         # A follower in Milvus is never at the version: its searches wait for a server.
         current = follower.is_at(gallery.version) and self._risks.is_cached(gallery)
         short = current and among is None and len(probes) * depth <= MAX_INLINE_CANDIDATES
+
+        def search() -> list[Identification]:
+            hits, subjects = follower.search(probes, depth, among)
+            return self._decide(gallery, self._risks.current(gallery), hits, subjects, target, k)
+
         with self._metrics.stage("search"):
             if not short:
-                return await self._threads.run(self._identify, follower, gallery, probes, target, k, among)
-            risk = self._risks.current(gallery)
+                return await self._threads.run(search)
             if small:
-                hits, subjects = follower.search(probes, depth)
-            else:
-                hits, subjects = await follower.joint.run(self._threads, follower.search, probes, depth)
-            return self._decide(gallery, risk, hits, subjects, target, k)
+                return search()
+            model = self._risks.current(gallery)  # which may be in the cache no more afterwards
+            hits, subjects = await follower.joint.run(self._threads, follower.search, probes, depth)
+            return self._decide(gallery, model, hits, subjects, target, k)
 
     async def catch_up(self, gallery: Gallery) -> Follower:
         """Return the gallery's follower after it has applied all earlier writes, so that a search is short.
@@ -137,18 +139,6 @@ class GallerySearch:
             return follower
         with self._metrics.stage("follow"):
             return await self._followers.catch_up(gallery)
-
-    def _identify(
-        self,
-        follower: Follower,
-        gallery: Gallery,
-        probes: Float,
-        target: RiskTarget,
-        k: int,
-        among: Keys | None,
-    ) -> list[Identification]:
-        hits, subjects = follower.search(probes, depth_of(gallery, k), among)
-        return self._decide(gallery, self._risks.current(gallery), hits, subjects, target, k)
 
     def _decide(
         self,

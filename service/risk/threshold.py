@@ -13,8 +13,8 @@ from kith.wire.common import Source
 from models.risk.calibration import (
     UNREACHABLE_SIMILARITY,
     Calibration,
+    Estimate,
     FmrCurve,
-    Threshold,
     fmr_for_fpir,
     fpir_from_fmr,
 )
@@ -72,7 +72,7 @@ class ImpostorRisk:
         if self.search is None or subjects < MIN_ADJUSTED_SUBJECTS:
             return None
         of_evidence, of_search = (
-            self.curve.threshold_at_fmr(fmr_for_fpir(MEDIAN_FPIR, count)).score
+            self.curve.threshold_at_fmr(fmr_for_fpir(MEDIAN_FPIR, count)).value
             for count in (self.search.subjects, subjects)
         )
         return self.search.rival + of_search - of_evidence
@@ -81,7 +81,7 @@ class ImpostorRisk:
         """Return the curve for a search of ``subjects``."""
         return self.curve if self.search is None or subjects < MIN_ADJUSTED_SUBJECTS else self.search.curve
 
-    def threshold_at_fpir(self, fpir: float, subjects: int) -> Threshold:
+    def threshold_at_fpir(self, fpir: float, subjects: int) -> Estimate:
         """Return the threshold for an FPIR of searches of ``subjects``."""
         return self.curve_of(subjects).threshold_at_fmr(fmr_for_fpir(fpir, self.comparisons_among(subjects)))
 
@@ -153,36 +153,27 @@ def thresholds_for(
     if model is None:
         raise RiskUncalibratedError(f"no threshold for {target.kind} {target.value:g}")
 
-    def at(risk: float) -> Threshold:
+    def at(risk: float) -> Estimate:
         return model.curve.threshold_at_fmr(risk) if target.kind == "fmr" else model.threshold_at_fpir(risk, subjects)
 
     accept = at(target.value)
     review = at(max(target.value, min(MAX_REVIEW_RISK, target.value * review_factor)))
     of_scores = target.kind == "fpir" and model.rival_of(subjects) is not None
-    return Thresholds(accept.score, review.score, model.source, accept.extrapolated, of_scores)
+    return Thresholds(accept.value, review.value, model.source, accept.extrapolated, of_scores)
 
 
 def false_alarm_probability(
     score: float, model: ImpostorRisk | None, subjects: int, of_search: bool = False
-) -> float | None:
-    """Return the probability that a stranger's best of ``subjects`` reaches ``score``, None if uncalibrated.
+) -> tuple[float | None, bool | None]:
+    """Return the probability that a stranger's best of ``subjects`` reaches ``score``, and whether it is a bound.
 
-    ``of_search``: the score is that of a search, not a similarity.
+    It is not smaller than the pairs behind the curve support. None if uncalibrated.
+
+    Args:
+        of_search: the score is that of a search, not a similarity.
     """
     if model is None:
-        return None
-    curve = model.curve_of(subjects) if of_search else model.curve
-    return fpir_from_fmr(curve.fmr(score).value, model.comparisons_among(subjects))
-
-
-def shown_probability(
-    chance: float | None, model: ImpostorRisk | None, subjects: int
-) -> tuple[float | None, bool | None]:
-    """Return a false alarm probability for a response: not smaller than the pairs behind the curve support, and whether
-    it is that bound."""
-    if chance is None:
         return None, None
-    if model is None:
-        return chance, False
-    least = fpir_from_fmr(min(1.0, model.min_fmr), model.comparisons_among(subjects))
+    curve, count = model.curve_of(subjects) if of_search else model.curve, model.comparisons_among(subjects)
+    chance, least = (fpir_from_fmr(min(1.0, rate), count) for rate in (curve.fmr(score).value, model.min_fmr))
     return max(chance, least), chance < least

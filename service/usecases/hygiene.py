@@ -27,13 +27,12 @@ async def inspect_gallery(backend: Backend, gallery: Gallery) -> HygieneReport:
         current = store.galleries.get(gallery.name)
         if (current.pk, current.fingerprint) != (gallery.pk, gallery.fingerprint):
             raise GalleryMovedError(f"gallery {gallery.name!r} was replaced or moved to another recognizer meanwhile")
-        report = store.cache.findings.get(current, [None]).get(None)
-        if report is None:
-            report = find_problems(store.changes.snapshot(current, of_people=True), calibration)
-            store.cache.findings.put(current, {None: report})
+        if cached := store.cache.findings.get(current, [None]):
+            return cached[None]
+        report = find_problems(store.changes.snapshot(current, of_people=True), calibration)
+        store.cache.findings.put(current, {None: report})
         return report
 
-    report = store.cache.findings.get(gallery, [None]).get(None)
-    if report is None:
-        report = await backend.heavy.run(("hygiene", gallery.pk, gallery.fingerprint), inspect)
-    return report
+    if cached := store.cache.findings.get(gallery, [None]):
+        return cached[None]
+    return await backend.heavy.run(("hygiene", gallery.pk, gallery.fingerprint), inspect)

@@ -7,11 +7,11 @@ from contextlib import suppress
 from functools import partial
 
 from kith.wire.risk import EvidenceOut, GalleryRiskOut, MostResembledOut, MoveOut
+from models.risk.impostor_evidence import Levels
 from service.core.errors import GalleryMovedError, RiskUncalibratedError
 from service.domain.gallery import Gallery
 from service.risk import risk_report
-from service.risk.gallery_risks import THRESHOLD_MOVED
-from service.risk.threshold import ImpostorRisk, thresholds_for
+from service.risk.threshold import thresholds_for
 from service.usecases.backend import Backend
 
 
@@ -58,7 +58,7 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
         threshold=round(own.accept, 4),
         review_threshold=round(own.review, 4),
         rival=None if rival is None else round(rival, 4),
-        most_resembled=_most_resembled(model) if own.of_scores else None,
+        most_resembled=_most_resembled(model.search.levels) if own.of_scores and model.search else None,
         evidence=EvidenceOut(
             source=model.source,
             gallery_share=round(risk.gallery_share, 4) if risk else 0.0,
@@ -78,15 +78,14 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
     )
 
 
-def _most_resembled(model: ImpostorRisk) -> MostResembledOut | None:
-    levels = None if model.search is None else model.search.levels
+def _most_resembled(levels: Levels | None) -> MostResembledOut | None:
     if levels is None:
         return None
     return MostResembledOut(level=round(levels.of_most_resembled, 4), share=round(levels.share, 4))
 
 
 def _last_move(backend: Backend, gallery: Gallery) -> MoveOut | None:
-    details = backend.store.evidence.last_event(gallery, THRESHOLD_MOVED)
+    details = backend.store.evidence.last_move(gallery)
     if "reason" not in details:
         return None  # none, or one of an earlier release
     before, after = ((details.get(when) or {}).get("threshold") for when in ("before", "after"))

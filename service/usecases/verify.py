@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from kith.wire.risk import PRESETS, RiskIn
 from kith.wire.verification import SideIn, VerifyIn
 from models.runtime.network import Float
 from models.vision.liveness import LivenessVerdict
-from models.vision.quality import QualityGate
 from service.core.actor import gather_or_cancel
 from service.core.errors import InvalidRequestError, RecognizerMismatchError, RefusedError
-from service.domain.gallery import Gallery
+from service.domain.gallery import Gallery, GallerySettings
 from service.domain.outcomes import RejectionOutcome, RiskTarget, to_risk_target
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
 from service.risk.decision import (
-    EnrolledSubject,
     compare_faces,
     compare_with_subject,
     decide_pair,
     refuse_presentation,
 )
-from service.risk.threshold import false_alarm_probability, shown_probability, thresholds_for
+from service.risk.threshold import false_alarm_probability, thresholds_for
 from service.security.api_keys import Caller
 from service.storage.repositories.read_cache import SubjectFaces
 from service.storage.repositories.store import Store
 from service.usecases.backend import Backend
-from service.usecases.documents import DEFAULT_GATE, Document, face_document, risk_document, without_none
+from service.usecases.documents import Document, face_document, risk_document, without_none
 
 
 @dataclass(frozen=True)
@@ -44,15 +42,15 @@ class Verification:
     liveness_threshold: float | None
 
     @property
-    def quality_gate(self) -> QualityGate:
-        return DEFAULT_GATE if self.gallery is None else self.gallery.settings.quality_gate
+    def settings(self) -> GallerySettings:
+        return GallerySettings() if self.gallery is None else self.gallery.settings
 
     def target(self, risk: RiskIn | None) -> RiskTarget:
         """Return the requested risk, or the gallery's if a side is a subject. An FPIR applies to searches only."""
         if risk is not None:
             return to_risk_target(risk, "fmr")
-        if self.gallery is not None and self.gallery.settings.risk.kind != "fpir":
-            return self.gallery.settings.risk
+        if self.settings.risk.kind != "fpir":
+            return self.settings.risk
         return RiskTarget("fmr", PRESETS["standard"])
 
 
@@ -64,7 +62,7 @@ class _SideResult:
     ``liveness``: None if it is not required.
     """
 
-    person: Float | EnrolledSubject | None
+    person: Float | SubjectFaces | None
     document: Document = field(default_factory=dict)
     quality_reasons: list[str] = field(default_factory=list)
     liveness: LivenessVerdict | None = None
@@ -115,19 +113,22 @@ async def _compare_sides(
     backend: Backend,
     verification: Verification,
     caller: Caller,
-    persons: tuple[Float | EnrolledSubject, Float | EnrolledSubject],
+    persons: tuple[Float | SubjectFaces, Float | SubjectFaces],
     document: Document,
 ) -> None:
     """Add the comparison to ``document``. One of ``persons`` may be a subject."""
-    face, other = persons[::-1] if isinstance(persons[0], EnrolledSubject) else persons
-    assert not isinstance(face, EnrolledSubject)  # noqa: S101 - VerifyIn refuses two subjects
-    pack_risk = backend.risks.of_pack(verification.served.fingerprint)
-    if isinstance(other, EnrolledSubject):
-        compared = await backend.threads.run(compare_with_subject, face, other)  # it may have thousands of templates
+    face, other = persons[::-1] if isinstance(persons[0], SubjectFaces) else persons
+    assert not isinstance(face, SubjectFaces)  # noqa: S101 - VerifyIn refuses two subjects
+    if isinstance(other, SubjectFaces):
+        assert verification.gallery is not None  # noqa: S101 - that of the subject
+        model = await backend.threads.run(backend.risks.current, verification.gallery)
+        compared = await backend.threads.run(compare_with_subject, face, other, model)  # of thousands of templates
     else:
-        compared = compare_faces(face, other, pack_risk)
+        compared = compare_faces(face, other, backend.risks.of_pack(verification.served.fingerprint))
     target = verification.target(verification.body.risk)
-    thresholds = thresholds_for(_joint(target), compared.model, 1, compared.review_factor)
+    # A rate is for all comparisons of the pair together: a subject has several templates.
+    joint = replace(target, kind="fpir") if target.kind == "fmr" else target
+    thresholds = thresholds_for(joint, compared.model, 1, verification.settings.review_factor)
     similarity: float | None = compared.similarity
     if verification.gallery is not None and not caller.sees_vectors:
         similarity = thresholds.coarse(compared.similarity)
@@ -135,8 +136,7 @@ async def _compare_sides(
         document["reasons"].append("risk_out_of_reach")
     probability, is_bound = None, None
     if similarity is not None:
-        chance = false_alarm_probability(similarity, compared.model, 1)
-        probability, is_bound = shown_probability(chance, compared.model, 1)
+        probability, is_bound = false_alarm_probability(similarity, compared.model, 1)
     outcome, reasons = decide_pair(compared.similarity, thresholds, compared.decoy)
     document["reasons"] += reasons
     document |= without_none(
@@ -148,11 +148,6 @@ async def _compare_sides(
         probability_is_bound=is_bound,
         risk=risk_document(target, thresholds),
     )
-
-
-def _joint(target: RiskTarget) -> RiskTarget:
-    """Return a target for all comparisons of a pair together: a subject has several templates."""
-    return RiskTarget("fpir", target.value) if target.kind == "fmr" else target
 
 
 def _choose_recognizer(backend: Backend, body: VerifyIn, gallery: Gallery | None) -> ServedRecognizer:
@@ -206,13 +201,13 @@ async def _process_side(backend: Backend, side: SideIn, verification: Verificati
     if side.subject is not None:
         assert verification.gallery is not None  # noqa: S101 - that of the subject
         return _SideResult(
-            await backend.threads.run(_read_subject, backend, verification.gallery, side.subject.subject)
+            await backend.threads.run(_read_subject, backend.store, verification.gallery, side.subject.subject)
         )
     detail = verification.body.detail or backend.settings.expected_face_detail
     photo = await backend.photos.embed(side.url or side.image or b"", verification.served, detail=detail)
     if not photo.faces:
         return _SideResult(None, {"face_count": 0}, ["no_face"])
-    quality_gate = verification.quality_gate
+    quality_gate = verification.settings.quality_gate
     face = photo.faces[photo.main_face(quality_gate)[0]]
     assert face.vector is not None  # noqa: S101 - embed sets the vector of every face
     document = {"face": face_document(face, quality_gate, threshold), "face_count": photo.face_count}
@@ -222,20 +217,16 @@ async def _process_side(backend: Backend, side: SideIn, verification: Verificati
     return _SideResult(face.vector, document, quality_gate.reasons(face.quality), liveness)
 
 
-def _read_subject(backend: Backend, gallery: Gallery, subject_id: str) -> EnrolledSubject:
-    """Raises SubjectNotFoundError, or InvalidRequestError for a subject without templates."""
-    faces = _subject_faces(backend.store, gallery, subject_id)
-    if not len(faces.vectors):
-        raise InvalidRequestError(f"subject {subject_id!r} has no template")
-    model, settings = backend.risks.current(gallery), gallery.settings
-    return EnrolledSubject(faces.vectors, faces.qualities, model, settings.review_factor, faces.decoys)
+def _read_subject(store: Store, gallery: Gallery, subject_id: str) -> SubjectFaces:
+    """Return what is stored of a subject, without a query if nothing was written since it was read.
 
-
-def _subject_faces(store: Store, gallery: Gallery, subject_id: str) -> SubjectFaces:
-    """Return what is stored of a subject, without a query if nothing was written since it was read."""
+    Raises SubjectNotFoundError, or InvalidRequestError for a subject without templates.
+    """
     if cached := store.cache.faces.get(gallery, [subject_id]):
         return cached[subject_id]
     vectors, qualities = store.templates.vectors(gallery, subject_id)
+    if not len(vectors):
+        raise InvalidRequestError(f"subject {subject_id!r} has no template")
     decoys = store.decoys.vectors(gallery, subject_id) if gallery.outsiders else None
     faces = SubjectFaces(vectors, qualities, decoys)
     store.cache.faces.put(gallery, {subject_id: faces})

@@ -128,13 +128,13 @@ def describe_calibration(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     at_rates = []
     for rate in REPORTED_RATES:
-        threshold = calibration.threshold_at_fmr(rate)
-        if threshold.score > 1:
+        threshold = calibration.curve.threshold_at_fmr(rate)
+        if threshold.value > 1:
             at_rates.append((f"Threshold at FMR {rate:g}", "unreachable: too many identical vectors"))
             continue
         mark = " (extrapolated)" if threshold.extrapolated else ""
-        missed = calibration.fnmr(threshold.score)
-        at_rates.append((f"Threshold at FMR {rate:g}", f"{threshold.score:.3f}{mark}, FNMR {missed:.2%}"))
+        missed = calibration.fnmr(threshold.value)
+        at_rates.append((f"Threshold at FMR {rate:g}", f"{threshold.value:.3f}{mark}, FNMR {missed:.2%}"))
     middle = calibration.equal_error_threshold()
     return [*counts, *at_rates, ("EER", f"{calibration.fnmr(middle):.2%} (threshold {middle:.3f})")]
 

@@ -207,7 +207,7 @@ def calibrate(
     def print_text() -> None:
         print_line(f"Calibrated {name} on {document['faces']:,} faces of {document['photos']:,} photos.")
         calibration = Calibration.from_document(document)
-        rows = ((f"{rate:.1%}", calibration.threshold_at_fmr(rate).score) for rate in CALIBRATED_RATES)
+        rows = ((f"{rate:.1%}", calibration.curve.threshold_at_fmr(rate).value) for rate in CALIBRATED_RATES)
         print_table(make_table("FMR", "Threshold", rows=rows))
 
     figures = {key: document[key] for key in ("faces", "photos", "copies", "repeated_share")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -13,6 +13,8 @@ from service.domain.gallery import Gallery, StoredEvidence
 from service.storage.audit.log import note
 from service.storage.db.engine import Database
 from service.storage.db.tables import audit, evidence
+
+THRESHOLD_MOVED: Final = "threshold_moved"
 
 
 class EvidenceStore:
@@ -33,8 +35,8 @@ class EvidenceStore:
         scores = ImpostorEvidence.from_document(json.loads(row.document))
         return StoredEvidence(row.sequence, row.templates, scores, row.derived_at)
 
-    def put(self, gallery: Gallery, new: StoredEvidence, event: str | None, details: dict[str, Any]) -> None:
-        """Replace a gallery's evidence, unless later one is stored, and write ``event`` to the audit."""
+    def put(self, gallery: Gallery, new: StoredEvidence, moved: dict[str, Any] | None = None) -> None:
+        """Replace a gallery's evidence, unless later one is stored. ``moved``: how that moved the threshold."""
         values = {name: getattr(new, name) for name in ("sequence", "templates", "derived_at")}
         values["document"] = json.dumps(new.evidence.document())
         with self._database.change(gallery) as connection:
@@ -44,13 +46,13 @@ class EvidenceStore:
             connection.execute(evidence.delete().where(_evidence_of(gallery)))
             key = {"gallery_pk": gallery.pk, "generation": gallery.generation}
             connection.execute(evidence.insert().values(**key, **values))
-            if event is not None:
-                moved = [Event("threshold_moved", details)]
-                note(self._database.vault, connection, event, gallery, published=moved, **details)
+            if moved is not None:
+                event = Event(THRESHOLD_MOVED, moved)
+                note(self._database.vault, connection, THRESHOLD_MOVED, gallery, published=[event], **moved)
 
-    def last_event(self, gallery: Gallery, event: str) -> dict[str, Any]:
-        """Return the details of the gallery's latest audit line of this event, empty without one."""
-        own = sa.select(audit.c.details).where(audit.c.gallery_pk == gallery.pk, audit.c.event == event)
+    def last_move(self, gallery: Gallery) -> dict[str, Any]:
+        """Return the details of the gallery's latest audit line of a moved threshold, empty without one."""
+        own = sa.select(audit.c.details).where(audit.c.gallery_pk == gallery.pk, audit.c.event == THRESHOLD_MOVED)
         with self._database.read() as connection:
             return connection.execute(own.order_by(audit.c.number.desc()).limit(1)).scalar() or {}
 

@@ -30,9 +30,9 @@ from training.export.calibrate import calibrate
 
 def test_fmr_is_the_share_of_impostors(calibration: Calibration) -> None:
     for t in (0.0, 0.1, 0.2, 0.3):
-        assert calibration.fmr(t).value == pytest.approx(stats.norm.sf(t, 0, 0.1), rel=0.05)
-        assert not calibration.fmr(t).extrapolated
-    beyond = calibration.fmr(0.5)
+        assert calibration.curve.fmr(t).value == pytest.approx(stats.norm.sf(t, 0, 0.1), rel=0.05)
+        assert not calibration.curve.fmr(t).extrapolated
+    beyond = calibration.curve.fmr(0.5)
     assert beyond.extrapolated
     # The exponential tail overestimates by less than two orders of magnitude.
     assert 0.5 < beyond.value / stats.norm.sf(0.5, 0, 0.1) < 100
@@ -40,7 +40,7 @@ def test_fmr_is_the_share_of_impostors(calibration: Calibration) -> None:
 
 @given(st.floats(-1, 1), st.floats(0, 1))
 def test_error_rates_are_monotone_in_the_threshold(calibration: Calibration, t: float, step: float) -> None:
-    assert calibration.fmr(min(1.0, t + step)).value <= calibration.fmr(t).value
+    assert calibration.curve.fmr(min(1.0, t + step)).value <= calibration.curve.fmr(t).value
     assert calibration.fnmr(min(1.0, t + step)) >= calibration.fnmr(t)
 
 
@@ -54,15 +54,15 @@ def test_counts_and_tail_join_monotonically() -> None:
     counts[900:1100] = 500
     counts[1500], counts[1501] = 15, 20
     calibration = Calibration(counts, counts, Tail(0.49, 0.0004, 0.3, 0.05))
-    rates = [calibration.fmr(t).value for t in np.linspace(0.4, 1, 5000)]
+    rates = [calibration.curve.fmr(t).value for t in np.linspace(0.4, 1, 5000)]
     assert all(a >= b for a, b in itertools.pairwise(rates))
     # Identical vectors exceed this rate, so the threshold is unreachable.
-    assert calibration.threshold_at_fmr(1e-9).score > 1
+    assert calibration.curve.threshold_at_fmr(1e-9).value > 1
 
 
 def test_errors_are_equal_at_the_equal_error_threshold(calibration: Calibration) -> None:
     t = calibration.equal_error_threshold()
-    assert calibration.fmr(t).value == pytest.approx(calibration.fnmr(t), rel=0.05)
+    assert calibration.curve.fmr(t).value == pytest.approx(calibration.fnmr(t), rel=0.05)
 
 
 @given(st.floats(1e-9, 0.99), st.integers(1, 10**7))
@@ -106,7 +106,7 @@ def test_calibration_counts_each_pair_once() -> None:
     loop = [float(vectors[i] @ vectors[j]) for i in range(300) for j in range(i) if labels[i] != labels[j]]
     assert document["largest_impostors"][0] == pytest.approx(max(loop), abs=1e-4)
     read = Calibration.from_document(document)
-    assert read.fmr(0.2).value == pytest.approx(np.mean(np.array(loop) >= 0.2), rel=0.1)
+    assert read.curve.fmr(0.2).value == pytest.approx(np.mean(np.array(loop) >= 0.2), rel=0.1)
 
 
 @pytest.mark.parametrize("excesses", [[1e-4, 1e-4, 1e-4, 0.5], [0.3], [0.01] * 50])
@@ -137,11 +137,11 @@ def test_intervals_have_their_nominal_coverage() -> None:
 
     names = [str(i) for i in range(5000)]
     truth = Calibration.from_document(calibrate(some(5000, 1), [*names[:-30], *names[:30]], "truth"))
-    points = [truth.threshold_at_fmr(r).score for r in (0.03, 0.003)]
+    points = [truth.curve.threshold_at_fmr(r).value for r in (0.03, 0.003)]
     held = []
     for _ in range(60):
         found = Calibration.from_document(calibrate(some(150, 2), [str(i // 2) for i in range(300)], "sample"))
-        held += [(r := found.fmr(t)).low <= truth.fmr(t).value <= r.high for t in points]
+        held += [(r := found.curve.fmr(t)).low <= truth.curve.fmr(t).value <= r.high for t in points]
     assert 0.9 <= np.mean(held) <= 0.995
 
 
@@ -157,10 +157,10 @@ def test_the_bundled_calibration_has_enough_pairs(pack: ModelPack) -> None:
     assert calibration.impostor_pairs > 1_000_000
     assert calibration.genuine_pairs > 1_000
     assert len(pack.calibration["histograms"]["impostor"]) == BIN_COUNT
-    threshold = calibration.threshold_at_fmr(1e-3)
+    threshold = calibration.curve.threshold_at_fmr(1e-3)
     assert not threshold.extrapolated
-    assert calibration.fmr(threshold.score).value * calibration.impostor_pairs > MIN_SUPPORT
-    assert math.isfinite(calibration.threshold_at_fmr(1e-9).score)
+    assert calibration.curve.fmr(threshold.value).value * calibration.impostor_pairs > MIN_SUPPORT
+    assert math.isfinite(calibration.curve.threshold_at_fmr(1e-9).value)
 
 
 @settings(max_examples=200)
@@ -170,7 +170,7 @@ def test_thresholds_match_bisection(seed: int, rate: float) -> None:
     steps = rng.exponential(1.0, BIN_COUNT) * (rng.random(BIN_COUNT) < rng.random())  # with flat stretches
     logs = np.minimum(0.0, -np.concatenate([[0.0], np.cumsum(steps)]) * rng.choice([1e-6, 1e-3, 1.0, 30.0]))
     curve = FmrCurve(np.exp(np.maximum(logs, -600)), np.zeros(BIN_COUNT + 1), 0.5)
-    found = curve.threshold_at_fmr(rate).score
+    found = curve.threshold_at_fmr(rate).value
     if curve.fmr(1.0).value > rate:
         assert found > 1
         return

@@ -45,7 +45,8 @@ def evidence_of(vectors: Float) -> ImpostorEvidence:
         others = np.delete(vectors @ vectors[i], i)
         pairs += histogram(others)
         nearest[i, : n - 1] = np.sort(others)[::-1][:2]
-    return ImpostorEvidence.of(pairs, nearest, n, n)
+    unmated = GenuineProbes(np.full(n, np.nan), np.full(n, np.nan), np.ones(n, np.int64))
+    return ImpostorEvidence.of(pairs, nearest, n, n, unmated)
 
 
 def stranger_scores(strangers: Float, enrolled: Float, evidence: ImpostorEvidence) -> Floats:
@@ -66,10 +67,15 @@ def pack() -> Calibration:
     )
 
 
-@pytest.mark.parametrize("subjects", [2, 3, 12])
-def test_small_galleries_use_the_curve_of_the_pack(pack: Calibration, subjects: int) -> None:
-    gallery = GalleryRisk(evidence_of(people(np.random.default_rng(2), subjects)[:, 0]), pack)
-    assert gallery.curve.threshold_at_fmr(1e-4).score == pytest.approx(pack.threshold_at_fmr(1e-4).score, abs=0.12)
+@pytest.mark.parametrize(("subjects", "copies"), [(2, 1), (3, 1), (12, 1), (20, 2)])
+def test_galleries_that_are_small_or_of_copies_use_the_curve_of_the_pack(
+    pack: Calibration, subjects: int, copies: int
+) -> None:
+    faces = people(np.random.default_rng(2), subjects)[:, 0].repeat(copies, axis=0)
+    gallery = GalleryRisk(evidence_of(faces), pack)
+    assert gallery.curve.threshold_at_fmr(1e-4).value == pytest.approx(
+        pack.curve.threshold_at_fmr(1e-4).value, abs=0.12
+    )
 
 
 @pytest.mark.parametrize("common", [0.8, 1.0, 1.25])
@@ -82,11 +88,11 @@ def test_other_photos_than_the_packs_shift_the_curve(pack: Calibration, common: 
         evidence = evidence_of(enrolled)
         best = stranger_scores(strangers, enrolled, evidence)[:, 0]
         gallery = GalleryRisk(evidence, pack)
-        threshold = gallery.curve.threshold_at_fmr(fmr_for_fpir(0.01, 200)).score
+        threshold = gallery.curve.threshold_at_fmr(fmr_for_fpir(0.01, 200)).value
         ratios.append(float((best >= threshold).mean()) / 0.01)
     assert 0.25 < np.median(ratios) < 1.5
     if common > 1.2:  # the curve of the pack alone misses the target
-        alone = pack.threshold_at_fmr(fmr_for_fpir(0.01, 200)).score
+        alone = pack.curve.threshold_at_fmr(fmr_for_fpir(0.01, 200)).value
         assert ((strangers @ enrolled.T).max(1) >= alone).mean() > 0.03
 
 
@@ -95,7 +101,7 @@ def test_a_gallery_without_a_pack_uses_its_own_curve() -> None:
     enrolled, strangers = people(rng, 300)[:, 0], people(rng, 4000)[:, 0]
     gallery = GalleryRisk(evidence_of(enrolled), None)
     assert gallery.gallery_share == 1
-    threshold = gallery.curve.threshold_at_fmr(fmr_for_fpir(0.05, 300)).score
+    threshold = gallery.curve.threshold_at_fmr(fmr_for_fpir(0.05, 300)).value
     assert 0.025 < (stranger_scores(strangers, enrolled, gallery.evidence)[:, 0] >= threshold).mean() < 0.1
 
 
@@ -107,8 +113,16 @@ def test_a_few_duplicates_do_not_change_the_threshold(pack: Calibration) -> None
     assert clean.duplicate_pairs < 2
     assert planted.duplicate_pairs == pytest.approx(15, abs=3)
     wanted = fmr_for_fpir(0.01, 300)
-    before, after = clean.curve.threshold_at_fmr(wanted).score, planted.curve.threshold_at_fmr(wanted).score
+    before, after = clean.curve.threshold_at_fmr(wanted).value, planted.curve.threshold_at_fmr(wanted).value
     assert after == pytest.approx(before, abs=0.015)
+    # One of 15, by photos that are less alike: the largest scores would be a bad first guess of strangers.
+    few, wanted_of_few = faces[:15, 0], fmr_for_fpir(0.01, 15)
+    unlike = l2_normalize(few[:1] + 0.1 * np.random.default_rng(6).normal(size=(1, 64)))
+    of_few, of_more = (
+        GalleryRisk(evidence_of(some), pack).curve.threshold_at_fmr(wanted_of_few).value
+        for some in (few, np.concatenate([few, unlike]))
+    )
+    assert of_more == pytest.approx(of_few, abs=0.015)
     # 15 duplicates in 45,000 pairs would be ten times the target rate.
     naive = np.sort((faces[:, 0] @ np.concatenate([faces[:, 0], faces[:15, 1]]).T).ravel())
     assert naive[-int(len(naive) * wanted) - 301] > before + 0.05
@@ -123,8 +137,8 @@ def test_intervals_cover_the_rate_of_new_probes(pack: Calibration) -> None:
         gallery = GalleryRisk(evidence_of(enrolled), pack)
         scores = stranger_scores(strangers, enrolled, gallery.evidence).ravel()
         for rate in (0.02, 0.002):
-            found = gallery.curve.fmr(gallery.curve.threshold_at_fmr(rate).score)
-            truth = float((scores >= gallery.curve.threshold_at_fmr(rate).score).mean())
+            found = gallery.curve.fmr(gallery.curve.threshold_at_fmr(rate).value)
+            truth = float((scores >= gallery.curve.threshold_at_fmr(rate).value).mean())
             held.append(found.low <= truth <= found.high)
     assert np.mean(held) >= 0.88
 
@@ -141,8 +155,8 @@ def test_rates_fall_with_the_threshold_and_rise_with_the_gallery(
         assert (a.value, a.low, a.high) >= (b.value, b.low, b.high)
     assert all(r.low <= r.value * (1 + 1e-9) and r.value <= r.high * (1 + 1e-9) for r in rates)
     threshold = gallery.curve.threshold_at_fmr(rate)
-    assert gallery.curve.fmr(threshold.score).value <= rate * (1 + 1e-9)
-    assert threshold.low <= threshold.score <= threshold.high
+    assert gallery.curve.fmr(threshold.value).value <= rate * (1 + 1e-9)
+    assert threshold.low <= threshold.value <= threshold.high
     fpirs = [fpir_from_fmr(gallery.curve.fmr(0.3).value, n) for n in (1, 10, 1000)]
     assert fpirs == sorted(fpirs)
 
@@ -151,8 +165,8 @@ def test_nearly_orthogonal_vectors_keep_a_high_threshold(pack: Calibration) -> N
     """Similarities of orthogonal vectors have no spread, unlike those of faces."""
     narrow = GalleryRisk(evidence_of(np.eye(60, 64, dtype=np.float32)), pack)
     threshold = narrow.curve.threshold_at_fmr(fmr_for_fpir(0.01, 60))
-    assert threshold.score > 0.1  # ten standard deviations above the mean of 0
-    assert threshold.low <= threshold.score <= threshold.high
+    assert threshold.value > 0.1  # ten standard deviations above the mean of 0
+    assert threshold.low <= threshold.value <= threshold.high
     assert all(np.isfinite([r.value, r.low, r.high]).all() for r in map(narrow.curve.fmr, np.linspace(-1, 1, 101)))
 
 
@@ -165,7 +179,7 @@ def test_people_unlike_the_calibration_are_noticed(pack: Calibration) -> None:
     for faces in (usual, unlike):
         ratio = GalleryRisk(evidence_of(faces), pack).fmr_over_pack()
         pairs = (faces @ faces.T)[np.triu_indices(200, 1)]
-        counted = float((pairs >= pack.threshold_at_fmr(0.001).score).mean()) / 0.001
+        counted = float((pairs >= pack.curve.threshold_at_fmr(0.001).value).mean()) / 0.001
         assert ratio is not None
         assert ratio.value == pytest.approx(counted, rel=0.4)
         assert ratio.low < ratio.value < ratio.high
@@ -202,17 +216,13 @@ def test_more_similar_pairs_have_larger_odds(odds: PairOdds) -> None:
 
 
 def test_the_recall_is_the_share_of_pairs_with_these_odds(odds: PairOdds, calibration: Calibration) -> None:
-    threshold = next(t for t in EDGES if odds.odds(t) >= 1)
-    assert odds.recall(1).value == pytest.approx(1 - calibration.fnmr(threshold), abs=0.01)
-    assert odds.recall(1).low < odds.recall(1).value < odds.recall(1).high
-    assert odds.recall(100).value < odds.recall(1).value
-
-
-def test_pairs_of_the_gallery_count_for_recall(odds: PairOdds, calibration: Calibration) -> None:
-    evidence = evidence_of(gallery())
-    likely = PairOdds.of(evidence, calibration, np.full(100, 0.9))
-    assert likely.recall(1).value > odds.recall(1).value
-    assert likely.recall(1).high - likely.recall(1).low < odds.recall(1).high - odds.recall(1).low
+    threshold, found = next(t for t in EDGES if odds.odds(t) >= 1), odds.recall(1)
+    assert found.value == pytest.approx(1 - calibration.fnmr(threshold), abs=0.01)
+    assert found.low < found.value < found.high
+    assert odds.recall(100).value < found.value
+    likely = PairOdds.of(evidence_of(gallery()), calibration, np.full(100, 0.9)).recall(1)
+    assert likely.value > found.value
+    assert likely.high - likely.low < found.high - found.low
 
 
 def test_as_many_pairs_as_the_odds_say_are_one_person(odds: PairOdds) -> None:

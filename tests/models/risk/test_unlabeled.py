@@ -22,9 +22,9 @@ def test_thresholds_give_the_requested_fmr(count: int, photos: int) -> None:
     vectors, who = people(count, photos, seed=0)
     calibration = Calibration.from_document(calibrate_faces(vectors, np.arange(len(vectors))))
     for rate in (1e-2, 1e-3):
-        found = calibration.threshold_at_fmr(rate)
-        assert true_fmr(vectors, who, found.score) == pytest.approx(rate, rel=0.25)
-        assert found.low < found.score < found.high
+        found = calibration.curve.threshold_at_fmr(rate)
+        assert true_fmr(vectors, who, found.value) == pytest.approx(rate, rel=0.25)
+        assert found.low < found.value < found.high
 
 
 def test_the_share_of_repeated_people_is_estimated() -> None:
@@ -40,8 +40,8 @@ def test_one_person_twice_in_a_photo_is_a_mirror_or_collage() -> None:
     plain = Calibration.from_document(calibrate_faces(vectors, photos))
     collage = np.concatenate([vectors, vectors[:1].repeat(40, 0)])
     repeated = Calibration.from_document(calibrate_faces(collage, np.concatenate([photos, np.zeros(40, np.int64)])))
-    expected = plain.threshold_at_fmr(1e-3).score
-    assert repeated.threshold_at_fmr(1e-3).score == pytest.approx(expected, abs=0.03)
+    expected = plain.curve.threshold_at_fmr(1e-3).value
+    assert repeated.curve.threshold_at_fmr(1e-3).value == pytest.approx(expected, abs=0.03)
 
 
 def test_few_pairs_are_refused() -> None:

@@ -127,16 +127,16 @@ def test_the_log_keeps_what_the_evidence_and_living_indexes_have_not_read(
     assert store.changes.trim(gallery, keep=1) == 5  # an abandoned index holds nothing
     with database.change(gallery) as connection:
         connection.execute(index_states.delete())
-    store.evidence.put(gallery, StoredEvidence(7, 8, scores, gallery.created_at), None, {})
+    store.evidence.put(gallery, StoredEvidence(7, 8, scores, gallery.created_at))
     assert store.changes.trim(gallery, keep=1) == 2
     assert store.changes.count_lags({gallery.pk: 7}, 99) == {gallery.pk: 9}
-    store.evidence.put(gallery, StoredEvidence(16, 8, scores, gallery.created_at), None, {})
+    store.evidence.put(gallery, StoredEvidence(16, 8, scores, gallery.created_at))
     assert store.changes.trim(gallery, keep=0) == 9
     # In batches, which end when the server stops.
     line = {"gallery_pk": gallery.pk, "template_pk": 1, "subject_pk": 1}
     with database.change(gallery) as connection:
         connection.execute(changes.insert(), [line] * (MIN_KEPT_LINES + ROWS_PER_READ + 50))
-    store.evidence.put(gallery, StoredEvidence(10**9, 8, scores, gallery.created_at), None, {})
+    store.evidence.put(gallery, StoredEvidence(10**9, 8, scores, gallery.created_at))
     stops = iter((False, True))
     assert store.changes.trim(gallery, stopped=lambda: next(stops)) == ROWS_PER_READ
     Housekeeping(store, Retention(database)).look()

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.risk.calibration import Calibration
+from models.risk.calibration import Calibration, fpir_from_fmr
 from models.runtime.network import Float
 from service.domain.outcomes import RiskTarget
-from service.risk.decision import EnrolledSubject, compare_faces, compare_with_subject, decide, decide_pair
+from service.risk.decision import compare_faces, compare_with_subject, decide, decide_pair
 from service.risk.threshold import (
     Candidate,
     ImpostorRisk,
     Thresholds,
     false_alarm_probability,
-    shown_probability,
     thresholds_for,
 )
+from service.storage.repositories.read_cache import SubjectFaces
 
 AT = Thresholds(accept=0.5, review=0.4, source="pack", extrapolated=False)
 
@@ -66,13 +66,9 @@ def test_a_larger_gallery_asks_for_more_likeness(of_pack: ImpostorRisk, fpir: fl
 
 def test_a_probability_below_the_evidence_is_shown_as_a_bound(calibration: Calibration) -> None:
     model = ImpostorRisk(calibration.curve, "pack", min_fmr=1e-6)
-    likely, strong = (false_alarm_probability(score, model, 100) for score in (0.2, 0.999))
-    assert shown_probability(likely, model, 100) == (likely, False)
-    shown, is_bound = shown_probability(strong, model, 100)
-    assert is_bound
-    assert shown is not None
-    assert shown == pytest.approx(1e-4, rel=1e-3)
-    assert shown_probability(None, model, 100) == shown_probability(None, None, 100) == (None, None)
+    assert false_alarm_probability(0.2, model, 100) == (fpir_from_fmr(calibration.curve.fmr(0.2).value, 100), False)
+    assert false_alarm_probability(0.999, model, 100) == (fpir_from_fmr(1e-6, 100), True)
+    assert false_alarm_probability(0.999, None, 100) == (None, None)
 
 
 # A face beside a subject: the same similarity, and the same judge, as in a search; and two faces.
@@ -89,42 +85,39 @@ def of_pack(calibration: Calibration) -> ImpostorRisk:
 
 
 @pytest.fixture
-def subject(rng: np.random.Generator, of_pack: ImpostorRisk) -> EnrolledSubject:
-    return EnrolledSubject(
-        units(rng, 5), np.array([0.9, 0.2, 0.5, 0.7, 0.4], np.float32), replace(of_pack, source="both")
-    )
+def subject(rng: np.random.Generator) -> SubjectFaces:
+    return SubjectFaces(units(rng, 5), np.array([0.9, 0.2, 0.5, 0.7, 0.4], np.float32), None)
 
 
-def test_a_face_meets_a_subject_as_a_search_does(rng: np.random.Generator, subject: EnrolledSubject) -> None:
+def test_a_face_meets_a_subject_as_a_search_does(rng: np.random.Generator, subject: SubjectFaces) -> None:
     mean = (subject.qualities[:, None] * subject.vectors).sum(0)
     for probe in units(rng, 20):
         expected = pytest.approx(float(mean @ probe / np.linalg.norm(mean)), abs=1e-6)
-        assert compare_with_subject(probe, subject).similarity == expected
+        assert compare_with_subject(probe, subject, None).similarity == expected
 
 
 def test_each_template_is_a_chance_where_only_photos_were_compared(
-    rng: np.random.Generator, subject: EnrolledSubject, of_pack: ImpostorRisk
+    rng: np.random.Generator, subject: SubjectFaces, of_pack: ImpostorRisk
 ) -> None:
     (probe,) = units(rng, 1)
     target = RiskTarget("fpir", 0.001)
 
-    def threshold(enrolled: EnrolledSubject) -> float:
-        found = compare_with_subject(probe, enrolled)
+    def threshold(enrolled: SubjectFaces) -> float:
+        found = compare_with_subject(probe, enrolled, of_pack)
         return thresholds_for(target, found.model, 1).accept
 
-    of_five = threshold(replace(subject, model=of_pack))
+    of_five = threshold(subject)
     assert of_five == pytest.approx(thresholds_for(target, of_pack, 5).accept)
-    one = replace(subject, model=of_pack, vectors=subject.vectors[:1], qualities=subject.qualities[:1])
-    assert of_five > threshold(one)
+    assert of_five > threshold(replace(subject, vectors=subject.vectors[:1], qualities=subject.qualities[:1]))
 
 
 @pytest.mark.parametrize("usual", [1.0, 2.5, 20.0])
 def test_who_has_more_templates_than_the_galleries_strangers_met_is_judged_by_more(
-    usual: float, rng: np.random.Generator, subject: EnrolledSubject, of_pack: ImpostorRisk
+    usual: float, rng: np.random.Generator, subject: SubjectFaces, of_pack: ImpostorRisk
 ) -> None:
     (probe,) = units(rng, 1)
     known = replace(of_pack, source="both", mean_templates=usual)
-    found = compare_with_subject(probe, replace(subject, model=known))
+    found = compare_with_subject(probe, subject, known)
     assert found.model is not None
     assert found.model.source == "both"
     assert found.model.comparisons_per_subject == max(1, 5 / usual)

@@ -24,13 +24,13 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, Snapshot, StoredEvidence
-from service.risk import gallery_risks as risks_module
 from service.risk.evidence import MAX_PROBES, impostor_evidence
-from service.risk.gallery_risks import STALE_SHARE, THRESHOLD_MOVED, GalleryRisks
+from service.risk.gallery_risks import STALE_SHARE, GalleryRisks
 from service.server import embedded
 from service.settings import load_settings
 from service.storage.audit.log import AuditFilter, listed_lines
 from service.storage.db.engine import Database
+from service.storage.repositories.evidence import THRESHOLD_MOVED
 from service.storage.repositories.store import Store
 from tests.conftest import is_eventually
 from tests.databases import open_database
@@ -190,9 +190,9 @@ def test_the_threshold_is_the_gallerys_and_follows_all_but_few_changes(
     assert pack.calibration is not None
     calibration = Calibration.from_document(pack.calibration)
     report, fmr = kith.calibrate(gallery), fmr_for_fpir(0.01, many)
-    assert report.threshold < calibration.threshold_at_fmr(fmr).score - 0.05
+    assert report.threshold < calibration.curve.threshold_at_fmr(fmr).value - 0.05
     expected = GalleryRisk(impostor_evidence(snapshot(vectors[:many], list(range(many)))), calibration)
-    assert report.threshold == pytest.approx(expected.curve.threshold_at_fmr(fmr).score, abs=0.002)
+    assert report.threshold == pytest.approx(expected.curve.threshold_at_fmr(fmr).value, abs=0.002)
     enroll(kith, gallery, vectors[many : many + 2], first=many)
     assert kith.risk(gallery).evidence.derived_at == report.evidence.derived_at
     assert kith.risk(gallery).evidence.up_to_date
@@ -283,31 +283,25 @@ def test_earlier_evidence_does_not_replace_later(database: Database, store: Stor
     late, now = (
         StoredEvidence(s.sequence, len(s.template_pks), impostor_evidence(s), datetime.now(UTC)) for s in taken
     )
-    store.evidence.put(gallery, now, None, {})
-    store.evidence.put(gallery, late, THRESHOLD_MOVED, {})
+    store.evidence.put(gallery, now)
+    store.evidence.put(gallery, late, {})
     stored = store.evidence.get(gallery)
     assert stored is not None
     assert (stored.sequence, stored.templates) == (now.sequence, 4)
     assert listed_lines(database, AuditFilter(event=THRESHOLD_MOVED), None, 10) == []
 
 
-def test_the_risk_of_so_many_galleries_is_kept_as_fits_in_memory(
-    store: Store, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The oldest model is evicted, and derived again."""
-    monkeypatch.setattr(risks_module, "MAX_CACHED", 2)
-    read, evidence = list[str](), store.evidence.get
-
-    def noted(gallery: Gallery) -> StoredEvidence | None:
-        read.append(gallery.name)
-        return evidence(gallery)
-
+def test_a_model_is_kept_until_the_evidence_changes_or_the_gallery_goes(store: Store, rng: np.random.Generator) -> None:
+    fill(store, store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings()), people(rng, 60))
     with closing(GalleryRisks(store, {"f" * 32: None})) as risks:
-        for name in "abc":
-            fill(store, store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings()), people(rng, 60))
-            risks.refresh(name)
-        monkeypatch.setattr(store.evidence, "get", noted)
-        monkeypatch.setattr(risks, "derive_later", lambda gallery: None)
-        for name, reads in [("a", "a"), ("b", "ab"), ("a", "ab"), ("c", "abc"), ("b", "abc"), ("a", "abca")]:
-            assert risks.current(store.galleries.get(name)) is not None
-            assert "".join(read) == reads
+        risks.refresh("g")
+        gallery = store.galleries.get("g")
+        assert not risks.is_cached(gallery)
+        model = risks.current(gallery)
+        assert model is not None and risks.is_cached(gallery) and risks.current(gallery) is model
+        fill(store, gallery, people(rng, 3), first=60)
+        risks.refresh("g")
+        later = store.galleries.get("g")
+        assert not risks.is_cached(later) and risks.current(later) is not model
+        risks.forget(later)
+        assert not risks.is_cached(later)

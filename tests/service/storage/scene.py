@@ -79,7 +79,7 @@ def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[
     store.strangers.remember(gallery, [sighting], search, lambda *_: Recalled(is_new=True), datetime.now(UTC))
     stored = store.changes.snapshot(gallery)
     evidence = StoredEvidence(stored.sequence, 8, impostor_evidence(stored), gallery.created_at)
-    store.evidence.put(gallery, evidence, None, {})
+    store.evidence.put(gallery, evidence)
     store.templates.enroll(other, "last", last := some(rng, 2), None)
     store.templates.delete(other, "last", last[-1].id)
     return store.galleries.get("g"), enrolled["ada"]

@@ -96,7 +96,7 @@ def test_a_pack_without_calibration_gets_one(calibrated: tuple[ModelPack, str], 
     shipped = load_pack(BUNDLED_PACK).calibration
     assert shipped is not None
     own, others = (Calibration.from_document(document) for document in (found, shipped))
-    assert own.threshold_at_fmr(0.01).score == pytest.approx(others.threshold_at_fmr(0.01).score, abs=0.1)
+    assert own.curve.threshold_at_fmr(0.01).value == pytest.approx(others.curve.threshold_at_fmr(0.01).value, abs=0.1)
 
 
 def test_aligned_crops_calibrate_a_directory_without_a_manifest(

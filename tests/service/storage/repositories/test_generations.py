@@ -183,7 +183,7 @@ def test_the_log_is_shortened_by_who_read_the_gallery_before_the_switch(scene: S
 
     def derive(view: Gallery, sequence: int) -> None:
         scores = impostor_evidence(scene.store.changes.snapshot(view))
-        scene.store.evidence.put(view, StoredEvidence(sequence, 0, scores, scene.gallery.created_at), None, {})
+        scene.store.evidence.put(view, StoredEvidence(sequence, 0, scores, scene.gallery.created_at))
 
     derive(scene.now, 4)
     derive(scene.view(n), 6)
