@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -53,14 +53,6 @@ class Nearest:
     own: Callable[[], Float]
 
 
-@dataclass(frozen=True)
-class Recalled:
-    """What a face is: ``is_met``: the nearest stranger; ``is_new``: it resembles none, and founds a stranger.
-
-    Neither: it is between the thresholds, and founds none, so that one person in front of a camera does not become
-    many. ``is_diverse``: the stranger that was met gets it as a further template.
-    """
-
-    is_met: bool = False
-    is_new: bool = False
-    is_diverse: bool = False
+Recalled = Literal["new", "unclear", "met", "diverse"]
+"""What a face is: it resembles no stranger, and founds one; it is between the thresholds, and founds none, so that one
+person in front of a camera does not become many; it is of the nearest one, also as a further template of it."""

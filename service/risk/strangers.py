@@ -23,14 +23,14 @@ def recall(vector: Float, nearest: Nearest | None, model: ImpostorRisk | None, s
     ``model``: risk of the gallery's searches. Raises RiskUncalibratedError as :func:`thresholds_for`.
     """
     if nearest is None:
-        return Recalled(is_new=True)
+        return "new"
     among = _among(model, nearest.mean_templates)
     thresholds = thresholds_for(settings.risk, among, nearest.strangers, settings.review_factor)
     if nearest.similarity < thresholds.review:
-        return Recalled(is_new=True)
+        return "new"
     if nearest.similarity < thresholds.accept:
-        return Recalled()
-    return Recalled(is_met=True, is_diverse=_is_diverse(vector, nearest, model))
+        return "unclear"
+    return "diverse" if _is_diverse(vector, nearest, model) else "met"
 
 
 def _among(model: ImpostorRisk | None, mean_templates: float) -> ImpostorRisk | None:

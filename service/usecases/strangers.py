@@ -9,10 +9,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from models.runtime.network import Float
 from service.core.errors import GalleryMovedError, StorageError
 from service.domain.gallery import Gallery
-from service.domain.strangers import Nearest, Recalled
 from service.inference.photo_pipeline import Face
 from service.risk.search import Identification
 from service.risk.strangers import recall
@@ -56,7 +54,8 @@ async def remember_strangers(
         )
         for document, face, vector, _ in usable
     ]
-    rule = partial(_recall, gallery, usable[0][3])  # the searches of one request have the same risk
+    model = usable[0][3].model  # the searches of one request have the same risk
+    rule = partial(recall, model=model, settings=gallery.settings)
     store = backend.store.strangers
     try:
         nearest, now = backend.followers.nearest, datetime.now(UTC)
@@ -71,7 +70,3 @@ async def remember_strangers(
             document["stranger"] = stranger.sighting()
     if reported:
         backend.webhooks.wake()
-
-
-def _recall(gallery: Gallery, found: Identification, vector: Float, nearest: Nearest | None) -> Recalled:
-    return recall(vector, nearest, found.model, gallery.settings)

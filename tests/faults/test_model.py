@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -246,9 +246,8 @@ class Storage:
         def decide(vector: Float, nearest: Nearest | None) -> Recalled:
             compared.append(nearest and (nearest.similarity, nearest.strangers, nearest.mean_templates, nearest.own()))
             found = recall(vector, nearest, None, SETTINGS)
-            return replace(
-                found, is_diverse=nearest is not None and found.is_met and len(nearest.own()) < MAX_TEMPLATES
-            )
+            is_diverse = nearest is not None and found == "met" and len(nearest.own()) < MAX_TEMPLATES
+            return "diverse" if is_diverse else found
 
         seen, _ = self.store.strangers.remember(self.gallery, faces, self.node.followers.nearest, decide, self.now)
         met = dict[str, int | None]()

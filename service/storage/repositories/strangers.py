@@ -92,20 +92,17 @@ class StrangerStore(ErasingStore):
         """
         with self._database.read() as connection:
             companion = read_companion(connection, gallery)
-            if companion is None and gallery_value(connection, gallery.pk, galleries.c.pk) is None:
-                raise deleted_meanwhile(gallery)
-            gone = erasures.erased_since(connection, gallery.pk, gallery.erased)
         nearest = None if companion is None else self._nearest(companion, sighting.vector, met, search)
         found = recall(sighting.vector, nearest)
-        if nearest is not None and found.is_met:
-            row = self._database.first(STRANGER, {"pk": nearest.key})
-            known = None if row is None else _stranger_of(row)
-            if known is not None and known.seen(now) is known and not found.is_diverse:
-                return known, False
-        elif gone or not found.is_new:
+        if found == "unclear":
             return None, False
-        key = nearest.key if nearest is not None and found.is_met else None
-        return self._write(gallery, companion, key, sighting if key is None or found.is_diverse else None, now)
+        key = None if nearest is None or found == "new" else nearest.key
+        if found == "met":
+            row = self._database.first(STRANGER, {"pk": key})
+            known = None if row is None else _stranger_of(row)
+            if known is not None and known.seen(now) is known:
+                return known, False
+        return self._write(gallery, companion, key, None if found == "met" else sighting, now)
 
     def _nearest(self, companion: Gallery, vector: Float, met: set[int], search: Search) -> Nearest | None:
         """Return the stranger most similar to a face, without those who were ``met`` in its photo."""
@@ -123,11 +120,8 @@ class StrangerStore(ErasingStore):
 
     def _write(
         self, gallery: Gallery, companion: Gallery | None, key: int | None, added: Sighting | None, now: datetime
-    ) -> tuple[Stranger, bool] | None:
-        """Store a sighting of a known stranger, or of a new one without ``key``; return whether events were stored.
-
-        None: strangers were added or removed since ``companion`` was read, or anything was erased before a new one.
-        """
+    ) -> tuple[Stranger | None, bool] | None:
+        """Store a sighting of a known stranger, or of a new one without ``key``, as :meth:`_see`."""
         vault = self._database.vault
         with self._database.write(_CONFLICT) as connection:
             _lock(connection, gallery)
@@ -136,7 +130,7 @@ class StrangerStore(ErasingStore):
                 return None
             if is_new := key is None:
                 if erasures.erased_since(connection, gallery.pk, gallery.erased):
-                    return None
+                    return None, False
                 companion = companion or _create(connection, gallery, now)
                 (key,) = insert_subjects(
                     connection, companion, {uuid.uuid4().hex: Person(None, None, None, now, now)}

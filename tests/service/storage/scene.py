@@ -12,7 +12,6 @@ from models.vision.recognition import l2_normalize
 from service.domain.albums import FaceRecord, NewAlbumFace
 from service.domain.events import EventFilter
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, StoredEvidence
-from service.domain.strangers import Recalled
 from service.index.follower import Followers, in_process
 from service.risk.evidence import impostor_evidence
 from service.security.api_keys import Rights
@@ -76,7 +75,7 @@ def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[
     gallery = store.galleries.get("g")
     sighting = Sighting("5" * 32, *list(vars(some(rng)[0]).values())[1:6])
     search = Followers(in_process(store)).nearest
-    store.strangers.remember(gallery, [sighting], search, lambda *_: Recalled(is_new=True), datetime.now(UTC))
+    store.strangers.remember(gallery, [sighting], search, lambda *_: "new", datetime.now(UTC))
     stored = store.changes.snapshot(gallery)
     evidence = StoredEvidence(stored.sequence, 8, impostor_evidence(stored), gallery.created_at)
     store.evidence.put(gallery, evidence)
