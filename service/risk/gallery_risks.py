@@ -15,7 +15,7 @@ from cachetools import LRUCache
 from kith.wire.common import Source
 from models.risk.calibration import Calibration
 from models.risk.gallery_risk import GalleryRisk, min_supported_fmr
-from service.core.errors import GalleryMovedError, GalleryNotFoundError
+from service.core.errors import GalleryMovedError, GalleryNotFoundError, RiskUncalibratedError
 from service.domain.gallery import Gallery, StoredEvidence
 from service.risk.evidence import impostor_evidence
 from service.risk.threshold import ImpostorRisk, SearchRisk, thresholds_for
@@ -57,6 +57,13 @@ class GalleryRisks:
     def calibration(self, gallery: Gallery) -> Calibration | None:
         """Return the calibration of the gallery's pack."""
         return self._calibrations.get(gallery.fingerprint)
+
+    def require_calibration(self, gallery: Gallery) -> Calibration:
+        """Return the calibration of the gallery's pack. Raises RiskUncalibratedError."""
+        if (found := self.calibration(gallery)) is None:
+            remedy = "Calibrate the pack: kith models calibrate PACK --photos FOLDER."
+            raise RiskUncalibratedError(f"the pack of gallery {gallery.name!r} has no calibration", remedy)
+        return found
 
     def of_pack(self, fingerprint: str) -> ImpostorRisk | None:
         """Return the risk model of a served pack."""

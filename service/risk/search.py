@@ -62,10 +62,9 @@ class Identification:
         return self.thresholds.of_similarity(self.decision.best if self.exact else None)
 
     @property
-    def shown(self) -> list[Candidate]:
-        """Return the candidates that the response names."""
-        first = (self.decision.best, self.decision.runner_up)
-        return [*(candidate for candidate in first if candidate is not None), *self.candidates]
+    def first(self) -> list[Candidate]:
+        """Return the best candidate and the runner-up, if there are any."""
+        return [one for one in (self.decision.best, self.decision.runner_up) if one is not None]
 
     def shown_probability(self, candidate: Candidate) -> tuple[float | None, bool | None]:
         """Return the false alarm probability of a candidate for the response, and whether it is a bound."""
@@ -74,8 +73,7 @@ class Identification:
 
     def coarse(self) -> Identification:
         """Return the answer for a caller without the scope vectors."""
-        first = [candidate for candidate in (self.decision.best, self.decision.runner_up) if candidate is not None]
-        first, candidates = (coarse_candidates(some, self.thresholds) for some in (first, self.candidates))
+        first, candidates = (coarse_candidates(some, self.thresholds) for some in (self.first, self.candidates))
         best, runner_up, *_ = (*first, None, None)
         decision = Decision(self.decision.outcome, best, runner_up)
         return replace(self, decision=decision, candidates=candidates, exact=False)

@@ -14,7 +14,6 @@ import numpy as np
 from kith.wire.albums import AlbumEnrolledOut, AlbumEnrollIn, RefusedFaceOut
 from kith.wire.fields import Problem
 from kith.wire.subjects import ChecksIn
-from models.risk.calibration import Calibration
 from models.vision.face_search import Detail
 from models.vision.liveness import LivenessResult
 from models.vision.quality import Quality
@@ -24,7 +23,6 @@ from service.core.errors import (
     KithError,
     LimitReachedError,
     RefusedError,
-    RiskUncalibratedError,
 )
 from service.domain.albums import MAX_PHOTOS, Album, FaceRecord, NewAlbumFace
 from service.domain.gallery import Gallery, NewTemplate
@@ -33,7 +31,6 @@ from service.inference.photo_pipeline import Face, Photo
 from service.inference.recognizers import ServedRecognizer
 from service.jobs.runner import JobContext, JobKind, is_fault
 from service.risk.albums import group_faces_of_album, singles
-from service.risk.gallery_risks import GalleryRisks
 from service.security.api_keys import Caller
 from service.storage.repositories.albums import COPY, FOUND, NO_FACE
 from service.storage.repositories.jobs import ItemOutcome, Job
@@ -47,15 +44,6 @@ PHOTOS_AT_ONCE: Final = 16
 """Photos that are embedded, and then stored, together: two full detector batches."""
 MAX_ENROLLED: Final = 500
 """Faces of a group that one request enrolls."""
-
-
-def calibration_for(gallery: Gallery, risks: GalleryRisks) -> Calibration:
-    """Return the calibration that states the risk of an album. Raises RiskUncalibratedError."""
-    found = risks.calibration(gallery)
-    if found is None:
-        remedy = "Calibrate the pack: kith models calibrate PACK --photos FOLDER."
-        raise RiskUncalibratedError("the pack of the gallery has no calibration, so no risk can be stated", remedy)
-    return found
 
 
 @dataclass(frozen=True)
@@ -76,10 +64,8 @@ class AlbumJobs:
         album = await context.run(store.albums.get, gallery, context.job.id)
         if album.generation != gallery.generation:
             raise RefusedError("album_outdated", f"gallery {gallery.name!r} moved to another recognizer meanwhile")
-        served, calibration = (
-            self.backend.recognizers.for_gallery(gallery),
-            calibration_for(gallery, self.backend.risks),
-        )
+        served = self.backend.recognizers.for_gallery(gallery)
+        calibration = self.backend.risks.require_calibration(gallery)
         if album.state == "grouping":
             await self._embed_all(context, gallery, album, served, options["detail"])
             context.check()

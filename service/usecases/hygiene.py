@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.core.errors import GalleryMovedError, RiskUncalibratedError
+from service.core.errors import GalleryMovedError
 from service.domain.findings import HygieneReport
 from service.domain.gallery import Gallery
 from service.risk.hygiene import find_problems
@@ -19,9 +19,7 @@ async def inspect_gallery(backend: Backend, gallery: Gallery) -> HygieneReport:
         GalleryMovedError: it was replaced, or moved to another recognizer meanwhile.
     """
     backend.recognizers.for_gallery(gallery)
-    store, calibration = backend.store, backend.risks.calibration(gallery)
-    if calibration is None:
-        raise RiskUncalibratedError("hygiene needs a calibrated recognizer")
+    store, calibration = backend.store, backend.risks.require_calibration(gallery)
 
     def inspect() -> HygieneReport:
         current = store.galleries.get(gallery.name)

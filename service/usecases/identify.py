@@ -217,7 +217,7 @@ async def search_gallery(
     """
     while True:
         results = await backend.search.identify(gallery, probes, target, k, among)
-        keys = {candidate.subject_pk for result in results for candidate in result.shown}
+        keys = {candidate.subject_pk for result in results for candidate in (*result.first, *result.candidates)}
         named = backend.store.cache.names.get(gallery, keys)
         if len(named) < len(keys):
             named = await backend.threads.run(backend.store.subjects.names, gallery, keys)

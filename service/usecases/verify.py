@@ -164,10 +164,9 @@ def _choose_recognizer(backend: Backend, body: VerifyIn, gallery: Gallery | None
         served = backend.recognizers.for_gallery(gallery)
     if gallery is not None:
         check_recognizer(gallery, served.fingerprint)
-        for side in (body.a, body.b):
-            if side.embedding is not None and body.model is None:
-                check_recognizer(gallery, side.recognizer)
     for side in (body.a, body.b):
+        if gallery is not None and side.embedding is not None and body.model is None:
+            check_recognizer(gallery, side.recognizer)
         if side.recognizer not in (None, served.fingerprint):
             raise RecognizerMismatchError(
                 f"an embedding of {side.recognizer[:12]} cannot be compared by {served.fingerprint[:12]}"

@@ -28,7 +28,7 @@ from service.api.http.openapi import example
 from service.api.http.parameters import GalleryPath, PageDep
 from service.api.routes.enrollments import ARCHIVE_BODY, DetailOption, queue_archive
 from service.api.routes.erasures import to_deleted_out
-from service.usecases.albums import KIND, calibration_for, enroll_group
+from service.usecases.albums import KIND, enroll_group
 
 routes = router("/v1/galleries/{gallery}/albums", "albums")
 AlbumRisk = Annotated[
@@ -50,7 +50,7 @@ async def create_album(
     Folders and manifests in the archive are ignored. No face is enrolled before its group is.
     """
     backend.recognizers.for_gallery(gallery)  # these raise here rather than in the job
-    calibration_for(gallery, backend.risks)
+    backend.risks.require_calibration(gallery)
     options = {"risk": risk, "detail": detail or backend.settings.expected_face_detail}
     expires_at = datetime.now(UTC) + timedelta(days=backend.settings.retention_albums_days)
     begin = backend.store.albums.beginning(gallery, risk, expires_at)

@@ -374,29 +374,27 @@ def _read(connection: Connection, gallery: Gallery, album_id: str) -> Album:
     return _album_of(row)
 
 
-def _read_ready(connection: Connection, gallery: Gallery, album_id: str) -> sa.Row[Any]:
-    """Return the row of a grouped album, without counts. Raises album_not_found, album_not_ready."""
-    album = connection.execute(sa.select(albums).where(current_albums(gallery), albums.c.id == album_id)).first()
-    if album is None:
-        raise _missing(gallery, album_id)
-    if album.grouped_at is None:
+def _read_ready(connection: Connection, gallery: Gallery, album_id: str) -> Album:
+    """Return a grouped album. Raises album_not_found, album_not_ready."""
+    album = _read(connection, gallery, album_id)
+    if album.state == "grouping":
         raise RefusedError("album_not_ready", f"the job of album {album_id!r} has not finished")
     return album
 
 
-def _of(album: sa.Row[Any], among: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+def _of(album: Album, among: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
     return sa.and_(album_faces.c.album_pk == album.pk, among)
 
 
-def _chosen(album: sa.Row[Any], number: int, face_ids: Collection[str]) -> sa.ColumnElement[bool]:
+def _chosen(album: Album, number: int, face_ids: Collection[str]) -> sa.ColumnElement[bool]:
     return _of(album, (album_faces.c.group_number == number) & album_faces.c.id.in_(list(face_ids)))
 
 
-def _members(album: sa.Row[Any], number: int, *columns: sa.Column[Any]) -> sa.Select[Any]:
+def _members(album: Album, number: int, *columns: sa.Column[Any]) -> sa.Select[Any]:
     return sa.select(*columns).where(_of(album, album_faces.c.group_number == number)).order_by(*ORDER)
 
 
-def _read_group(connection: Connection, gallery: Gallery, album: sa.Row[Any], number: int) -> AlbumGroup:
+def _read_group(connection: Connection, gallery: Gallery, album: Album, number: int) -> AlbumGroup:
     """Raises album_group_not_found."""
     found = _groups(connection, gallery, _of(album, album_faces.c.group_number == number), sa.true(), limit=1)
     if not found:

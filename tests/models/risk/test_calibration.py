@@ -38,14 +38,12 @@ def test_fmr_is_the_share_of_impostors(calibration: Calibration) -> None:
     assert 0.5 < beyond.value / stats.norm.sf(0.5, 0, 0.1) < 100
 
 
-@given(st.floats(-1, 1), st.floats(0, 1))
-def test_error_rates_are_monotone_in_the_threshold(calibration: Calibration, t: float, step: float) -> None:
+@given(st.floats(-1, 1), st.floats(0, 1), st.floats(0.001, 0.9))
+def test_error_rates_are_monotone_in_the_threshold_and_met(
+    calibration: Calibration, t: float, step: float, rate: float
+) -> None:
     assert calibration.curve.fmr(min(1.0, t + step)).value <= calibration.curve.fmr(t).value
     assert calibration.fnmr(min(1.0, t + step)) >= calibration.fnmr(t)
-
-
-@given(st.floats(0.001, 0.9))
-def test_thresholds_meet_the_fnmr(calibration: Calibration, rate: float) -> None:
     assert calibration.fnmr(calibration.threshold_at_fnmr(rate)) <= rate + 1e-9
 
 
