@@ -11,6 +11,7 @@ import math
 import threading
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, get_args
@@ -160,8 +161,8 @@ class DriftReports(PeriodicTask):
         super().__init__(interval_s, "drift is not reported", log)
         self._store = store
         self._watches = watches
-        self._reported: dict[int, DriftState] = {}
-        """Last reported state by gallery key; a gallery without an entry has no drift."""
+        self._reported: dict[int, DriftState | None] = {}
+        """Last reported state by gallery key; None: there was no drift."""
 
     async def _look(self) -> None:
         await asyncio.to_thread(self.look)
@@ -173,20 +174,12 @@ class DriftReports(PeriodicTask):
             before, now = self._reported.get(pk), drift.state if drift.state in REPORTED else None
             if before == now:
                 continue
-            self._report(name, pk, drift)
-            if now is None:
-                del self._reported[pk]
-            else:
-                self._reported[pk] = now
-
-    def _report(self, name: str, pk: int, drift: DriftOut) -> None:
-        try:
-            gallery = self._store.galleries.get(name)
-        except GalleryNotFoundError:
-            return
-        if gallery.pk == pk and gallery.webhooks:
-            event = Event("drift", {"state": drift.state, "detail": drift.detail})
-            record_entries(self._store.database, [], [(gallery, [event])])
+            with suppress(GalleryNotFoundError):
+                gallery = self._store.galleries.get(name)
+                if gallery.pk == pk and gallery.webhooks:
+                    event = Event("drift", {"state": drift.state, "detail": drift.detail})
+                    record_entries(self._store.database, [], [(gallery, [event])])
+            self._reported[pk] = now
 
 
 def standard_error(values: NDArray[np.float64], independent: float) -> float:

@@ -220,16 +220,14 @@ def _with_one_core(groups: list[TemplateGroup], near: Neighbors) -> list[Templat
     return [replace(group, core=kept[group.subject] == row) for row, group in enumerate(groups)]
 
 
-def _core_pairs(groups: list[TemplateGroup], near: Neighbors) -> list[tuple[int, Neighbor]]:
+def _core_pairs(groups: list[TemplateGroup], near: Neighbors) -> list[tuple[tuple[int, int], Neighbor]]:
     """Return each pair of neighboring cores once, the best score first."""
-    pairs = {}
-    for a, others in enumerate(near):
+    pairs = dict[tuple[int, int], Neighbor]()
+    for row, others in enumerate(near):
         for neighbor in others:
-            b = neighbor.row
-            if groups[a].core and groups[b].core and (b, a) not in pairs:
-                pairs[a, b] = neighbor
-    order = sorted((-round(n.score * 10**SIMILARITY_DIGITS), min(pair), max(pair)) for pair, n in pairs.items())
-    return [(a, replace(pairs.get((a, b)) or pairs[b, a], row=b)) for _, a, b in order]
+            if groups[row].core and groups[neighbor.row].core:
+                pairs.setdefault((min(row, neighbor.row), max(row, neighbor.row)), neighbor)
+    return sorted(pairs.items(), key=lambda one: (-round(one[1].score * 10**SIMILARITY_DIGITS), one[0]))
 
 
 def _pair_findings(
@@ -237,8 +235,8 @@ def _pair_findings(
 ) -> Iterator[HygieneFinding]:
     """Return the pairs of cores from LOOKALIKE_ODDS, then the nearest of the others."""
     others = 0
-    for first, neighbor in _core_pairs(groups, near):
-        a, b = groups[first], groups[neighbor.row]
+    for (first, second), neighbor in _core_pairs(groups, near):
+        a, b = groups[first], groups[second]
         one = odds.odds(neighbor.score)
         kind: HygieneKind = "duplicate_subjects" if one >= DUPLICATE_ODDS else "lookalikes"
         templates, chance = _most_similar_templates(snapshot, a, b), odds.chance(neighbor.score)

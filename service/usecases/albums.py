@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from kith.wire.albums import AlbumEnrolledOut, AlbumEnrollIn, RefusedFaceOut
 from kith.wire.fields import Problem
 from kith.wire.subjects import ChecksIn
-from models.vision.face_search import Detail
 from models.vision.liveness import LivenessResult
 from models.vision.quality import Quality
 from service.core.actor import gather_or_cancel
@@ -28,7 +27,6 @@ from service.domain.albums import MAX_PHOTOS, Album, FaceRecord, NewAlbumFace
 from service.domain.gallery import Gallery, NewTemplate
 from service.inference.archives import ArchivedFile, ArchiveLimits, iterate_members, read_contents
 from service.inference.photo_pipeline import Face, Photo
-from service.inference.recognizers import ServedRecognizer
 from service.jobs.runner import JobContext, JobKind, is_fault
 from service.risk.albums import group_faces_of_album, singles
 from service.security.api_keys import Caller
@@ -42,6 +40,7 @@ from service.usecases.enrollment_checks import needs_identity_check, refuse_iden
 KIND: Final = "album"
 PHOTOS_AT_ONCE: Final = 16
 """Photos that are embedded, and then stored, together: two full detector batches."""
+Embed = Callable[[bytes], Coroutine[Any, Any, Photo]]
 MAX_ENROLLED: Final = 500
 """Faces of a group that one request enrolls."""
 
@@ -67,7 +66,9 @@ class AlbumJobs:
         served = self.backend.recognizers.for_gallery(gallery)
         calibration = self.backend.risks.require_calibration(gallery)
         if album.state == "grouping":
-            await self._embed_all(context, gallery, album, served, options["detail"])
+            kept: dict[str, Any] = {"detail": options["detail"], "keep": "all", "background": True}
+            embed = partial(self.backend.photos.embed, recognizer=served, **kept)
+            await self._embed_all(context, gallery, album, embed)
             context.check()
             faces, vectors = await context.run(store.albums.faces_to_group, album, gallery)
             is_usable = np.array([not face.reasons for _, face in faces], bool)
@@ -79,9 +80,7 @@ class AlbumJobs:
             groups = [[(int(pks[row]), certainty) for row, certainty in members] for members in found]
             await context.run(store.albums.set_groups, context.job, album, groups + singles(poor.tolist()), threshold)
 
-    async def _embed_all(
-        self, context: JobContext, gallery: Gallery, album: Album, served: ServedRecognizer, detail: Detail
-    ) -> None:
+    async def _embed_all(self, context: JobContext, gallery: Gallery, album: Album, embed: Embed) -> None:
         archive = self.backend.spool.archive(context.job.id, gallery.seal)
         contents = await context.run(partial(read_contents, labeled=False), archive, self.limits, None, context.check)
         if len(contents.subjects) > MAX_PHOTOS:
@@ -92,35 +91,29 @@ class AlbumJobs:
         waiting = (each for each in members if each.name in contents.subjects and each.name not in done)
         while block := await context.run(_read, waiting):
             context.check()
-            await self._embed(context, gallery, album, served, detail, block)
+            await self._embed(context, gallery, album, embed, block)
 
     async def _embed(
-        self,
-        context: JobContext,
-        gallery: Gallery,
-        album: Album,
-        served: ServedRecognizer,
-        detail: Detail,
-        block: Sequence[_Item],
+        self, context: JobContext, gallery: Gallery, album: Album, embed: Embed, block: Sequence[_Item]
     ) -> None:
         """Embed a block of photos, and store their faces and outcomes in one transaction."""
         albums, hashes = self.backend.store.albums, [item.hash for item in block if item.hash]
         known = await context.run(albums.known_photos, album, gallery.seal, hashes)
         first = {item.hash: item.name for item in reversed(block)}
 
-        async def embed(item: _Item) -> Photo | KithError | None:
+        async def seen_in(item: _Item) -> Photo | KithError | None:
             if isinstance(item.payload, KithError):
                 return item.payload
             if item.hash in known or first[item.hash] != item.name:
                 return None
             try:
-                return await self.backend.photos.embed(item.payload, served, detail=detail, keep="all", background=True)
+                return await embed(item.payload)
             except KithError as error:
                 if is_fault(error):
                     raise
                 return error
 
-        photos = await gather_or_cancel([embed(item) for item in block])
+        photos = await gather_or_cancel([seen_in(item) for item in block])
         outcomes, faces = list[ItemOutcome](), list[NewAlbumFace]()
         for item, photo in zip(block, photos, strict=True):
             if isinstance(photo, KithError):
