@@ -74,12 +74,8 @@ class Housekeeping(PeriodicTask):
 
     async def _write_uses(self) -> None:
         noted, self._uses = self._uses, {}
-        try:
-            if noted:
-                await self._threads.run(self._store.keys.record_usage, noted)
-        except BaseException:
-            self._uses = noted | self._uses
-            raise
+        if noted:
+            await self._threads.run(self._store.keys.record_usage, noted)
 
     def look(self) -> None:
         """Do one round of housekeeping; blocks."""
@@ -94,17 +90,14 @@ class Housekeeping(PeriodicTask):
 
     def _checked_now(self) -> datetime | None:
         """Return the current time; None: the clock is not reliable."""
-        before, server = self.paused, self._database.server_time()
         try:
-            now = self._clock.check(server)
+            now = self._clock.check(self._database.server_time())
         except ClockSteppedError as error:
-            self.paused = error
-            if before is None:
+            if self.paused is None:
                 log.error("retention is paused: %s. %s", error.detail, error.remedy)
+            self.paused = error
             return None
         self.paused = None
-        if before is not None:
-            log.warning("retention resumes: the clocks agree again")
         return now
 
     def _sweep(self, now: datetime) -> None:

@@ -34,11 +34,6 @@ from service.usecases.backend import Backend
 from service.usecases.documents import Document, encode_json
 
 INACTIVE_KEY_REMEDY: Final = "Ask the operator of the service for a new key (docs/keys.md)."
-INACTIVE_KEY_STATES: Final = {
-    "revoked": "was revoked",
-    "expired": "has expired",
-    "altered": "was altered in the database",
-}
 HOST_HEADER: Final = re.compile(
     r"(\[(?P<ipv6>[0-9a-f]*:[0-9a-f:.]*)\]|(?P<name>[a-z0-9.-]+))(:[0-9]{0,5})?", re.IGNORECASE
 )
@@ -96,7 +91,7 @@ class Authenticator:
         if key is None:
             raise UnauthorizedError("the API key is wrong")
         if (state := key.state(now)) != "active":
-            raise UnauthorizedError(f"the API key {INACTIVE_KEY_STATES[state]}", INACTIVE_KEY_REMEDY)
+            raise UnauthorizedError(f"the API key is {state}", INACTIVE_KEY_REMEDY)
         backend.housekeeping.note_use(key.id, now)
         return Caller(f"key:{key.id}", key.rights)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -115,6 +115,7 @@ def test_unreadable_compreface_dumps_are_rejected(dump: Path, tmp_path: Path) ->
 
 
 @given(st.lists(st.text(), max_size=30))
+@example(["", "..", "\u200d"])
 def test_subject_ids_are_valid_and_unique(names: list[str]) -> None:
     ids = SubjectIds()
     mapping = {name: ids.id_for(name) for name in names}

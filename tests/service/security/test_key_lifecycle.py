@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -20,8 +18,7 @@ from typer.testing import CliRunner
 from kith import Kith, KithClientError
 from kith.wire.common import Scope
 from service.cli.main import app
-from service.core.errors import NotFoundError, StorageError
-from service.operations.housekeeping import Housekeeping
+from service.core.errors import NotFoundError
 from service.resources import has_keys
 from service.security.api_keys import Rights
 from service.server import embedded
@@ -29,9 +26,7 @@ from service.settings import load_settings
 from service.storage.db.engine import Database
 from service.storage.db.tables import api_keys, audit
 from service.storage.privacy.backup import back_up, restore
-from service.storage.privacy.retention import Retention
 from service.storage.repositories.api_keys import KeyStore
-from service.storage.repositories.store import Store
 from tests.databases import ON_BOTH, TEXT, open_database
 from tests.postgres import DatabaseUrl
 from tests.refusals import raises_code
@@ -170,28 +165,6 @@ def test_writing_to_the_database_gives_a_key_no_rights(
             assert store.revoke(key.id).state(now) == "revoked"  # reported once
 
 
-def test_the_last_use_of_a_key_is_written_as_soon_as_the_database_works(
-    stores: tuple[KeyStore, KeyStore, Database], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here, _, database = stores
-    key, house = here.create("door", READ)[0], Housekeeping(Store(database), Retention(database))
-    record, failed = KeyStore.record_usage, threading.Event()
-
-    def fail_once(*_: object) -> None:
-        monkeypatch.setattr(KeyStore, "record_usage", record)
-        failed.set()
-        raise StorageError("away")
-
-    async def work() -> None:
-        house.note_use(key.id, datetime.now(UTC))
-        async with house:
-            await asyncio.to_thread(failed.wait, 60)
-
-    monkeypatch.setattr(KeyStore, "record_usage", fail_once)
-    asyncio.run(work())
-    assert here.key(key.id).used_at is not None
-
-
 def test_the_first_key_ends_anonymous_access(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, log_level="WARNING")
     assert not has_keys(settings)
@@ -229,7 +202,7 @@ def test_the_first_key_ends_anonymous_access(tmp_path: Path) -> None:
             kith.revoke_key(others[0].id)
             assert [key.id for key in kith.api_keys()] == [others[1].id, others[2].id, rotated.id]
             assert [key.state for key in kith.api_keys(ended=True)].count("revoked") == 2
-        with Kith(url, token) as kith, pytest.raises(KithClientError, match=r"was revoked\. Ask .* for a new key"):
+        with Kith(url, token) as kith, pytest.raises(KithClientError, match=r"is revoked\. Ask .* for a new key"):
             kith.gallery("mine")
         assert httpx.get(f"{url}/v1/galleries").status_code == 401
     assert has_keys(settings)
