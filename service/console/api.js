@@ -20,13 +20,12 @@ export class Problem extends Error {
   }
 }
 
-export const unreachable = (cause) =>
+export const unreachable = () =>
   new Problem(0, {
     code: "unreachable",
     title: "The service does not answer",
     detail: "The server sent no answer.",
     remedy: "Check that the server runs, then try again.",
-    cause: String(cause),
   });
 
 /** A proxy, firewall or sign-in page answered instead of the service. */
@@ -60,7 +59,7 @@ export async function call(method, path, { parse = JSON.parse, ...request } = {}
 
 async function contents(response, parse = JSON.parse) {
   const text = await response.text().catch((error) => {
-    throw error.name === "AbortError" ? error : unreachable(error);
+    throw error.name === "AbortError" ? error : unreachable();
   });
   try {
     return parse(text);
@@ -87,8 +86,7 @@ export async function send(method, path, { query = {}, json, body, type, headers
       signal,
     });
   } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw unreachable(error);
+    throw error.name === "AbortError" ? error : unreachable();
   }
   if (response.ok) return response;
   const problem = await contents(response).then(
@@ -109,32 +107,20 @@ export function told(problem) {
   return problem;
 }
 
-/** Return the result of `ask`, with up to three retries after the pause that a busy service requests. `onWait(seconds)` is
- * called before each pause. */
+/** Return the result of `ask`, with up to three retries: after the pause that a busy service requests, or a second after the
+ * network broke. An enrollment, which must not take effect twice, needs an idempotency key. `onWait(seconds)` is called
+ * before each pause. */
 export async function patiently(ask, signal, onWait) {
   for (let left = 3; ; left -= 1) {
     try {
       return await ask();
     } catch (error) {
-      if (!error.retryAfter || error.retryAfter > 30 || left === 0) throw error;
-      onWait?.(error.retryAfter);
-      await pause(error.retryAfter * 1000, signal);
+      const seconds = error.code === "unreachable" ? 1 : error.retryAfter;
+      if (!seconds || seconds > 30 || left === 0) throw error;
+      onWait?.(seconds);
+      await pause(seconds * 1000, signal);
     }
   }
-}
-
-/** Return the result of `ask`, which is repeated twice if the network breaks: only for requests that have the same effect
- * if they are repeated. */
-export async function stubbornly(ask, signal) {
-  for (const ms of [500, 2000]) {
-    try {
-      return await ask();
-    } catch (error) {
-      if (error.code !== "unreachable") throw error;
-      await pause(ms, signal);
-    }
-  }
-  return await ask();
 }
 
 function pause(ms, signal) {

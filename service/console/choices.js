@@ -6,17 +6,16 @@ import { counted } from "./numbers.js";
 import { read, write } from "./store.js";
 import { afterTyping, choice, field, textInput } from "./forms.js";
 import { empty, heading, linkButton, loading, tell, unique } from "./ui.js";
-import { PRESETS, called, riskBriefly, unfound } from "./words.js";
+import { called, unfound } from "./words.js";
 
 const GALLERY = "kith-gallery";
-const RISK = "kith-risk";
 const rememberedGallery = () => read("localStorage", GALLERY);
 export const rememberGallery = (name) => write("localStorage", GALLERY, name);
 
 /** The galleries of the key; null if it may not list them. Throws Problem. */
-export async function galleries(signal, most) {
+export async function galleries(signal) {
   try {
-    return await all("/v1/galleries", { signal, most });
+    return await all("/v1/galleries", { signal });
   } catch (error) {
     if (error.code === "forbidden") return null;
     throw error;
@@ -54,26 +53,16 @@ export function galleryField(known, onChange, { chosen } = {}) {
   return own(field("Gallery", select), select);
 }
 
-/** A strictness field with `value` and, in words, `told`. `own`: the gallery's risk in words, null if there is none. `pairs`: labels of the presets for
- * comparisons, which do not share the choice for searches. `chosen`: the preselected preset. */
-export function riskField(onChange, { own = null, hint, pairs, chosen } = {}) {
-  const remembered = pairs ? null : read("sessionStorage", RISK);
-  const options = pairs?.slice() ?? PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`]);
-  if (own !== null) options.unshift(["", `Gallery setting: ${own}`]);
-  const change = () => {
-    if (own !== null && !pairs) write("sessionStorage", RISK, select.value);
-    onChange?.();
-  };
-  const value = chosen ?? (own === null ? "standard" : (remembered ?? ""));
-  const select = choice(options, { value, onChange: change });
+/** A strictness field with `value` and, in words, `told`. `presets`: their names and labels. `own`: the gallery's risk in
+ * words, null if there is none. `chosen`: the preset that the user chose before. */
+export function riskField(onChange, presets, { own, hint, chosen = own === null ? "standard" : "" }) {
+  const options = own === null ? presets : [["", `Gallery setting: ${own}`], ...presets];
+  const select = choice(options, { value: chosen, onChange });
   return Object.defineProperties(field("How strict", select, hint), {
     value: { get: () => (select.value ? { preset: select.value } : undefined) },
     told: { get: () => select.selectedOptions[0]?.textContent ?? "" },
   });
 }
-
-/** A gallery's own risk for `riskField`. */
-export const ownRisk = (gallery) => (gallery ? riskBriefly(gallery.risk) : "its own risk");
 
 const PROPOSED = 100; // people that the field lists at once
 

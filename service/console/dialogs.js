@@ -18,7 +18,7 @@ export function ask(title, yes, elements, act, kind = "primary") {
     box.close();
     result?.();
   });
-  const cancel = h("button.button.plain", { type: "button", onClick: () => box.close() }, "Cancel");
+  const cancel = button("Cancel", () => box.close());
   const form = h("form.stack", { onSubmit }, [elements, wrong, h("div.actions.end", [cancel, go])]);
   const box = Object.assign(dialog(title, form), { go });
   box.addEventListener("close", () => leaving.abort());

@@ -4,18 +4,10 @@ import { call } from "./api.js";
 import { h } from "./dom.js";
 import { choice, field, ticked } from "./forms.js";
 import { folded, unique } from "./ui.js";
-import { misses, PRESETS, riskBriefly } from "./words.js";
+import { misses, PRESETS, riskInWords, SEARCHES } from "./words.js";
 
-const DEFAULT = {
-  risk: { fpir: 0.01 },
-  keep_crops: false,
-  retention_days: null,
-  remember_strangers_days: null,
-  liveness: "off",
-  liveness_threshold: null,
-  review_factor: 10,
-  one_face_per_person: true,
-};
+/** What a new gallery has at first, as the service does. */
+const NEW = { risk: { fpir: 0.01 }, keep_crops: false, review_factor: 10, one_face_per_person: true };
 
 const NO_PICTURES =
   "You see no faces beside names, cannot compare them, and need all photos again to move to a better recognizer.";
@@ -23,14 +15,14 @@ const STRANGERS =
   "Gives unknown people a lasting id, until so many days after they were last seen. Their faces are stored without their consent: get legal advice first. Empty: never.";
 
 /** Fields for the settings `from`. The result has `elements`, and `read()` for the changed settings. */
-export function galleryForm(from = DEFAULT) {
+export function galleryForm(from = NEW) {
   const number = (value, props) => h("input", { type: "number", value: value ?? "", step: "any", ...props });
   const checked = (on) => h("input", { type: "checkbox", checked: on });
 
-  const preset = from === DEFAULT ? "standard" : PRESETS.find(([, , , rate]) => rate === from.risk.fpir)?.[0];
-  const presets = PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`]);
-  if (!preset) presets.push(["as-it-is", `Current: ${riskBriefly(from.risk)}`]);
-  const risk = choice([...presets, ["own", "Another number…"]], { value: preset ?? "as-it-is" });
+  const preset = from === NEW ? "standard" : PRESETS.find(([, , , rate]) => rate === from.risk.fpir)?.[0];
+  const current = preset ? [] : [["as-it-is", `Current: ${riskInWords(from.risk)}`]];
+  const options = [...SEARCHES, ...current, ["own", "Another number…"]];
+  const risk = choice(options, { value: preset ?? "as-it-is" });
   const rate = number("", { min: 2, max: 1e12, step: 1, placeholder: "5000" });
   const own = field("One stranger in", rate, "Searches for strangers per wrong match.");
   const showOwn = () => {
@@ -59,7 +51,7 @@ export function galleryForm(from = DEFAULT) {
     const model = fpir > 0 && fpir < 1 ? await call("GET", `/v1/models?fpir=${fpir}`).catch(() => null) : null;
     if (chosenRisk().fpir === fpir) cost.textContent = model ? misses(model) : ""; // else an answer to an earlier choice
   };
-  if (from === DEFAULT) {
+  if (from === NEW) {
     for (const input of [risk, rate]) input.addEventListener("change", showCost);
     showCost();
   }
@@ -94,7 +86,7 @@ export function galleryForm(from = DEFAULT) {
         tick(
           crops,
           "Keep a small picture of each enrolled face",
-          `Stored encrypted.${from === DEFAULT ? "" : " People enrolled before have none: enroll a photo of each of them again to add one."}`,
+          `Stored encrypted.${from === NEW ? "" : " People enrolled before have none: enroll a photo of each of them again to add one."}`,
         ),
         tick(none, "Keep no pictures", NO_PICTURES),
       ]),

@@ -5,8 +5,8 @@ import { ask, closeDialogs, dialog } from "./dialogs.js";
 import { fill, h, icon } from "./dom.js";
 import { clearDesk } from "./photo.js";
 import { storageName } from "./store.js";
-import { field, ticked } from "./forms.js";
-import { button, heading, linkButton, notice, problemBox } from "./ui.js";
+import { field, refused, ticked } from "./forms.js";
+import { button, heading, linkButton, problemBox } from "./ui.js";
 import * as album from "./pages/album.js";
 import * as albums from "./pages/albums.js";
 import * as audit from "./pages/audit.js";
@@ -54,7 +54,6 @@ const PLACES = [
 ];
 const main = document.getElementById("main");
 let leaving = new AbortController();
-let refused = false; // the service needs a key
 let worked = false; // the page has unsaved input
 
 function matched(path) {
@@ -127,9 +126,8 @@ const keyName = (token) => /^kith_([0-9a-f]{12})_/.exec(token)?.[1] ?? "the oper
 
 /** A dialog about the key, which an open service does not need. */
 async function showKey() {
-  const asks =
-    key() || refused || (await call("GET", "/v1/galleries", { query: { limit: 1 } }).catch(() => true)) === true;
-  if (asks) return askForKey();
+  const open = key() === null && (await call("GET", "/v1/galleries", { query: { limit: 1 } }).catch(() => null));
+  if (!open) return askForKey();
   const text =
     "This service has no API keys, so it needs none. After the first key is created, each request needs one.";
   const close = button("Close", () => box.close(), { kind: "primary" });
@@ -150,7 +148,7 @@ function askForKey(problem) {
   const remember = h("input", { type: "checkbox" });
   const wrong = "The service does not accept this key. It is mistyped, revoked or expired.";
   const elements = [
-    problem && key() && Object.assign(notice("warning", wrong, "error"), { role: "alert" }),
+    problem && key() && refused(wrong),
     h("p", "This service needs an API key. Ask its operator for one."),
     problem && worked && h("p.hint", "The page keeps your input. Then repeat what was refused."),
     !problem && key() && h("p.hint", ["In use: ", h("code", keyName(key()))]),
@@ -173,10 +171,7 @@ fill(
   button("Your key", showKey, { ...quiet, icon: "key" }),
   linkButton("API reference", "docs", { ...quiet, icon: "docs" }),
 );
-EVENTS.addEventListener("refused", ({ problem }) => {
-  refused = true;
-  askForKey(problem);
-});
+EVENTS.addEventListener("refused", ({ problem }) => askForKey(problem));
 EVENTS.addEventListener("key", rekeyed);
 EVENTS.addEventListener("work", () => (worked = true));
 for (const name of ["input", "change"])

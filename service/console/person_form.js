@@ -5,8 +5,7 @@ import { field, textInput } from "./forms.js";
 import { folded } from "./ui.js";
 import { readMetadata, tags, typedMetadata, typedTags } from "./words.js";
 
-/** Fields with the values `from`. The result has `elements`, `name` (the input), `read()`, and `changed()` for the edited
- * fields only. */
+/** Fields with the values `from`. The result has `elements`, `name` (the input), and `changed()` for the edited fields. */
 export function personForm(from = { name: "", tags: [], metadata: {} }) {
   const name = textInput({ value: from.name ?? "", maxLength: 500 });
   const labels = textInput({ value: typedTags(from.tags) });
@@ -32,7 +31,6 @@ export function personForm(from = { name: "", tags: [], metadata: {} }) {
         open: more.value !== "",
       }),
     ],
-    read,
     changed: () => Object.fromEntries(Object.entries(read()).filter(([one]) => texts()[one] !== first[one])),
     clear: () => (name.value = labels.value = more.value = ""),
   };

@@ -1,10 +1,10 @@
 // Photos: input (drop, paste, file, camera) and display with the detected faces.
 
-import { EVENTS, call } from "./api.js";
+import { EVENTS, call, patiently } from "./api.js";
 import { dialog } from "./dialogs.js";
 import { fill, h, icon } from "./dom.js";
 import { labelWidths } from "./layout.js";
-import { button, tell } from "./ui.js";
+import { button } from "./ui.js";
 
 /** Data passed between pages: a photo with the box of a face to enroll, and the photos to return to with the current
  * number `at`. */
@@ -51,17 +51,12 @@ export function measured(photo, { width, height }) {
   if (photo.width !== width || photo.height !== height) Object.assign(photo, { width, height, drawable: false });
 }
 
-/** Request missing sizes from the service. If that fails, estimate them from the faces. */
-export async function measure(photo, faces, signal) {
+/** Request missing sizes from the service. */
+export async function measure(photo, signal) {
   if (photo.width) return;
-  try {
-    const found = await call("POST", "/v1/detect", { ...bodyOf(photo.file), signal });
-    measured(photo, found.images[0]);
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    photo.width = Math.max(400, ...faces.map((face) => face.box[2] * 1.15));
-    photo.height = Math.max(400, ...faces.map((face) => face.box[3] * 1.15));
-  }
+  const request = { ...bodyOf(photo.file), signal };
+  const found = await patiently(() => call("POST", "/v1/detect", request), signal);
+  measured(photo, found.images[0]);
 }
 
 /** A photo of one face and its surroundings. Other faces are painted over. */
@@ -78,8 +73,7 @@ export async function cropped(photo, face, others) {
   context.fillStyle = "#808080";
   for (const other of others) context.fillRect(...moved(other.box));
   context.drawImage(photo.image, x0, y0, x1 - x0, y1 - y0, ...moved(face.box)); // restore overlaps with hidden faces
-  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.95));
-  return new File([blob], photo.file.name.replace(/(\.\w+)?$/, ".jpg"), { type: "image/jpeg" });
+  return await jpegOf(canvas, photo.file.name.replace(/(\.\w+)?$/, ".jpg"));
 }
 
 /** A cropped face, `size` pixels wide, or an icon if the photo cannot be shown. */
@@ -176,26 +170,28 @@ export function picker(
     const files = taken(event.dataTransfer);
     if (files.length) onPhotos(files);
   });
-  if (within === document)
-    listen("paste", (event) => {
-      if (document.querySelector("dialog[open]")) return;
-      const files = taken(event.clipboardData);
-      if (!files.length) return;
-      event.preventDefault();
-      onPhotos(files);
-    });
+  if (within === document) onPaste(onPhotos, signal);
   return element;
 }
 
+/** Call `act(files)` for files that the user pastes on the page, outside dialogs. */
+export function onPaste(act, signal) {
+  const paste = (event) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (!files.length || document.querySelector("dialog[open]")) return;
+    event.preventDefault();
+    act(files);
+  };
+  addEventListener("paste", paste, { signal });
+}
+
+const NO_CAMERA =
+  "The browser denies this page a camera: there is none, another program uses it, or you refused it. On pages without https, no browser allows it.";
+
 /** Take a photo with the camera. */
 async function camera(onPhotos) {
-  if (!navigator.mediaDevices?.getUserMedia) {
-    const where = "Browsers allow the camera only on https pages and on this computer. Choose a file instead.";
-    return tell(new Error(where));
-  }
   const video = h("video.camera", { autoplay: true, muted: true, playsInline: true, "aria-label": "Camera preview" });
-  const take = [icon("photo"), h("span", "Take the photo")];
-  const shutter = h("button.button.primary", { type: "button", disabled: true }, take);
+  const shutter = button("Take the photo", take, { kind: "primary", icon: "photo", disabled: true });
   const status = h("p.hint", { role: "status" }, "Allow the camera in the browser, if it asks.");
   const cancel = button("Cancel", () => box.close());
   const box = dialog("Look at the camera", video, status, h("div.actions.end", [cancel, shutter]));
@@ -203,9 +199,8 @@ async function camera(onPhotos) {
   box.addEventListener("close", () => stream?.getTracks().forEach((track) => track.stop()));
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "user", width: { ideal: 1920 } } });
-  } catch (error) {
-    const denied = error.name === "NotAllowedError" && "The browser denies this page access to the camera.";
-    return fill(status, denied || "No camera was found, or another program uses it.");
+  } catch {
+    return fill(status, NO_CAMERA);
   }
   if (!box.open) return stream.getTracks().forEach((track) => track.stop());
   video.srcObject = stream;
@@ -213,12 +208,18 @@ async function camera(onPhotos) {
   fill(status, "Face the light. The photo is not stored.");
   shutter.disabled = false;
   shutter.focus();
-  shutter.addEventListener("click", async () => {
+
+  async function take() {
     const canvas = h("canvas", { width: video.videoWidth, height: video.videoHeight });
     canvas.getContext("2d").drawImage(video, 0, 0);
-    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.95));
+    const file = await jpegOf(canvas, "camera.jpg");
     if (!box.open) return; // the user canceled
     box.close();
-    onPhotos([new File([blob], "camera.jpg", { type: "image/jpeg" })]);
-  });
+    onPhotos([file]);
+  }
+}
+
+async function jpegOf(canvas, name) {
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.95));
+  return new File([blob], name, { type: "image/jpeg" });
 }

@@ -2,8 +2,8 @@
 
 import { galleryPage } from "./api.js";
 import { each, fill, h, icon } from "./dom.js";
-import { button, heading, loading, problemBox } from "./ui.js";
-import { problem as inWords, refusal } from "./words.js";
+import { button, heading, loading, problemBox, waiting } from "./ui.js";
+import { problem as inWords } from "./words.js";
 
 const OF_GALLERY = [
   ["", "People", "people"],
@@ -43,46 +43,19 @@ export const galleryHeading = (gallery, here, lead, ...actions) =>
 export const settingsHeading = (here, lead, ...actions) =>
   h("div.stack", [heading("Settings", lead, ...actions), tabsOf(OF_SERVICE, "#/settings", here, "Settings")]);
 
-/** The cards of what `load` returns, or `nothing`. `card(one, show)`: its card. `show()` of the element loads them again. */
-export function listed(load, card, nothing, text) {
-  const place = h("div.stack.wide");
-  const cards = async () => {
-    const found = await load();
-    return found.length === 0 ? nothing : each("ul.stack", found, (one) => card(one, place.show));
-  };
-  place.show = () => fill(place, loading(cards, text));
-  place.show();
-  return place;
-}
-
 /** A list that grows by pages. `ask(cursor)` returns a page of the API, and `shown(data)` its elements; `nothing` stands for an
  * empty list. */
-export function pages(ask, shown, nothing, { more = "Show more", text } = {}) {
+export function pages(ask, shown, nothing) {
   const place = h("div.stack");
   const load = async (cursor) => {
     const { data, next } = await ask(cursor);
     place.lastElementChild?.matches(".actions") && place.lastElementChild.remove();
     if (data.length === 0 && !cursor) return nothing;
     place.append(shown(data));
-    if (next) place.append(h("div.actions", [button(more, () => load(next))]));
+    if (next) place.append(h("div.actions", [button("Show more", () => load(next))]));
     return place;
   };
-  return loading(() => load(null), text);
-}
-
-/** A function that shows `items` in `list`. Their elements stay, so that they keep the focus: `card(one)` makes one, of which
- * `update(one)` shows changes. */
-export function lasting(list, name, card) {
-  const made = new Map();
-  return (items) => {
-    const wanted = items.map((one) => {
-      if (!made.has(one[name])) made.set(one[name], card(one));
-      made.get(one[name]).update(one);
-      return made.get(one[name]);
-    });
-    if (wanted.length !== list.children.length || wanted.some((element, i) => element !== list.children[i]))
-      fill(list, wanted);
-  };
+  return loading(() => load(null));
 }
 
 const MIN_PAUSE_MS = 1000;
@@ -136,21 +109,42 @@ export function watch(look, signal, place) {
   return Object.assign(now, { note });
 }
 
-/** A function that fills `place` with `make()` if `of` is not as the last time: unchanged elements keep the focus. */
-export function redraws(place) {
-  let told;
-  return (of, make) => {
-    const text = JSON.stringify(of);
-    if (text !== told) fill(place, make());
-    told = text;
+/**
+ * A list that renews itself, in `elements`; `look()` renews it at once. `load` resolves to the items. `card(one)` returns the
+ * element of an item. It stays while the item stays the same, so that it keeps the focus; after a change its `update(one)`
+ * shows it, if it has one, otherwise another card. `nothing()` stands for an empty list. `busy(one)`: the item changes soon.
+ */
+export function renewedList(tag, load, card, nothing, signal, { name = "id", busy = () => false, after } = {}) {
+  const list = h(tag);
+  const body = h("div", waiting());
+  const made = new Map(); // text and element by name
+  let blank = null;
+
+  function cardOf(one) {
+    const text = JSON.stringify(one);
+    const known = made.get(one[name]);
+    if (known?.text === text) return known.element;
+    const element = known?.element.update ? known.element : card(one);
+    element.update?.(one);
+    made.set(one[name], { text, element });
+    return element;
+  }
+
+  const show = async () => {
+    const items = await load();
+    const wanted = items.map(cardOf);
+    if (wanted.length !== list.children.length || wanted.some((element, i) => element !== list.children[i]))
+      fill(list, wanted);
+    const shown = items.length === 0 ? (blank ??= nothing()) : list;
+    if (shown.parentElement !== body) fill(body, shown, shown === list && after);
+    return items.some(busy);
   };
+  const look = watch(show, signal, body);
+  return { look, elements: [look.note, body] };
 }
 
 /** A list of refused items and reasons. `refusals`: pairs of item and problem. */
 export const refusalList = (refusals) =>
   each("ul.refusals", refusals, ([item, problem]) =>
-    h("li", [
-      h("code", item),
-      h("span", ...refusal(problem).map((text, i) => (i === 0 ? `${text} ` : h("span.hint", text)))),
-    ]),
+    h("li", [h("code", item), h("span", [`${inWords(problem).text} `, h("span.hint", inWords(problem).remedy)])]),
   );

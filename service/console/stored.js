@@ -25,9 +25,7 @@ export class Pictures {
     const blank = h("span.thumb.blank", { "aria-hidden": "true" }, icon("enroll"));
     const place = h("span.thumb-place", blank);
     const load = this.#load(whose);
-    const watch = new IntersectionObserver(async (entries) => {
-      if (!entries.some((entry) => entry.isIntersecting)) return;
-      watch.disconnect();
+    whenVisible(place, this.#signal, async () => {
       const image = await load().catch((error) => error);
       if (image instanceof Error || image === null) {
         const why = image?.status === 403 ? "This key cannot read pictures." : "The picture could not be loaded.";
@@ -37,8 +35,6 @@ export class Pictures {
       const url = URL.createObjectURL(image);
       place.replaceChildren(h("img.thumb", { src: url, alt, onLoad: () => URL.revokeObjectURL(url) }));
     });
-    watch.observe(place);
-    this.#signal?.addEventListener("abort", () => watch.disconnect(), { once: true });
     return place;
   }
 
@@ -76,6 +72,17 @@ export class Pictures {
 
 const opened = (image) =>
   image && new Blob([Uint8Array.from(atob(image), (one) => one.charCodeAt(0))], { type: "image/webp" });
+
+/** Run `act` when `place` comes into view, unless the page was left: then `signal` is aborted. */
+export function whenVisible(place, signal, act) {
+  const watch = new IntersectionObserver((entries) => {
+    if (!entries.some((entry) => entry.isIntersecting)) return;
+    watch.disconnect();
+    act();
+  });
+  watch.observe(place);
+  signal?.addEventListener("abort", () => watch.disconnect(), { once: true });
+}
 
 /** Faces side by side. `faces`: pairs of caption and picture. */
 export const sides = (faces) =>

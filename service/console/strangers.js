@@ -36,7 +36,7 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
 
   /** Load the strangers, again after each change. */
   function show() {
-    const list = pages(ask, rows, nothing, { more: "Show more strangers" });
+    const list = pages(ask, rows, nothing);
     fill(section, h("div.row.between", [h("h2", "Strangers"), clear]), h("p.lead", about), list);
   }
 

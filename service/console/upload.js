@@ -34,7 +34,7 @@ function upload(path, file, { query = {}, type, onProgress, signal }) {
       if (request.status < 300) return resolve(request.response);
       reject(told(new Problem(request.status, request.response)));
     });
-    request.addEventListener("error", () => reject(unreachable("the upload was interrupted")));
+    request.addEventListener("error", () => reject(unreachable()));
     request.addEventListener("abort", () => reject(new DOMException("The upload was canceled.", "AbortError")));
     signal?.addEventListener("abort", () => request.abort(), { once: true });
     request.send(file);

@@ -30,15 +30,8 @@ export function apart(one, other) {
   return [one.toFixed(digits), other.toFixed(digits)];
 }
 
-/** The risk of a gallery or request. `risk`: one of fpir, fmr, threshold, as in the API. */
-export function risk(risk) {
-  if (risk.fpir !== undefined) return `allows 1 wrong match per ${many(1 / risk.fpir)} strangers`;
-  if (risk.fmr !== undefined) return `allows 1 wrong match per ${many(1 / risk.fmr)} comparisons`;
-  return `accepts a similarity of ${similarity(risk.threshold)}, with unknown risk`;
-}
-
-/** The same, short, for a list of options. */
-export function riskBriefly(risk) {
+/** A risk as “one stranger in 1,000”. `risk`: one of fpir, fmr, threshold, as in the API. */
+export function riskInWords(risk) {
   if (risk.fpir !== undefined) return `one stranger in ${many(1 / risk.fpir)}`;
   if (risk.fmr !== undefined) return `one pair of strangers in ${many(1 / risk.fmr)}`;
   return `similarity ${similarity(risk.threshold)}`;
@@ -56,19 +49,23 @@ export function misses({ display_name: name, misses: [found] }) {
 
 const percent = (share) => share.toLocaleString("en", { style: "percent", maximumSignificantDigits: 2 });
 
+/** Name, label, words and rate. */
 export const PRESETS = [
   ["strict", "Strict", "one stranger in 10,000", 0.0001],
   ["standard", "Standard", "one stranger in 1,000", 0.001],
   ["relaxed", "Relaxed", "one stranger in 100", 0.01],
 ];
 
+/** Names and labels of the presets for searches. */
+export const SEARCHES = PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`]);
+
 export const OUTCOMES = {
   identified: { label: "Known", icon: "check" },
   uncertain: { label: "Not sure", icon: "question" },
-  unknown: { label: "Stranger", icon: "stranger" },
+  unknown: { label: "Stranger", several: "Strangers", icon: "stranger" },
   no_face: { label: "No face", icon: "photo" },
   rejected_quality: { label: "Not usable", icon: "warning" },
-  rejected_liveness: { label: "Not a live person", icon: "warning" },
+  rejected_liveness: { label: "Not a live person", several: "Not live people", icon: "warning" },
   error: { label: "Failed", icon: "warning" },
   same: { label: "Same person", icon: "check" },
   different: { label: "Different people", icon: "stranger" },
@@ -216,23 +213,13 @@ function turned(yaw) {
   return aside < 0.4 ? "a little" : "far";
 }
 
-const KINDS = {
-  identified: ["known", "known"],
-  uncertain: ["not sure", "not sure"],
-  unknown: ["stranger", "strangers"],
-  no_face: ["photo without a face", "photos without a face"],
-  rejected_quality: ["of low quality", "of low quality"],
-  rejected_liveness: ["not a live person", "not live people"],
-  error: ["unusable photo", "unusable photos"],
-};
-
 /** A summary for screen readers: “3 faces: 1 known, 2 strangers.” */
 export function summary(results) {
   const faces = results.filter((one) => one.face);
   if (faces.length === 0) return "No face found.";
-  const said = Object.entries(KINDS).flatMap(([outcome, [one, several]]) => {
+  const said = Object.entries(OUTCOMES).flatMap(([outcome, { label, several = label }]) => {
     const count = faces.filter((face) => face.outcome === outcome).length;
-    return count > 0 ? `${count} ${count === 1 ? one : several}` : [];
+    return count > 0 ? `${count} ${(count === 1 ? label : several).toLowerCase()}` : [];
   });
   return `${counted(faces.length, "face")}: ${said.join(", ")}.`;
 }
@@ -240,18 +227,13 @@ export function summary(results) {
 /** Return whether the same request can succeed later or with another key. */
 export const mayPass = (error) => [0, 401, 403, 429].includes(error.status) || error.status >= 500 || !error.code;
 
-/** An API problem in whole sentences. */
-export function problem({ code, title, message, remedy, document = {} }) {
-  const { reasons = [], quality: measured } = document;
+/** An error in whole sentences: a Problem, its document, or another error. */
+export function problem(error) {
+  const { code, title, detail, remedy, reasons = [], quality: measured } = error.document ?? error;
   const why = code === "low_quality" && reasons.map((name) => reason(name, { quality: measured }));
+  const text = why.length > 0 ? join(...why) : sentence(detail || error.message || title);
   const advice = sentence(remedy?.replaceAll(/ \(--[^)]*\)/g, "")); // without the options of commands
-  return { title, text: why.length > 0 ? join(...why) : sentence(message), remedy: advice };
-}
-
-/** A refused item of a job: what happened, and what to do. */
-export function refusal(document) {
-  const { text, remedy } = problem({ ...document, message: document.detail || document.title, document });
-  return [text, remedy];
+  return { title, text, remedy: advice };
 }
 
 export const capitalized = (text) => text[0].toUpperCase() + text.slice(1);

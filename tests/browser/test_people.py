@@ -149,7 +149,7 @@ def test_a_photo_is_dropped_pasted_and_taken(visit: Opener, kith: Kith, photos: 
 
     page = visit()
     page.get_by_role("button", name="Use the camera").click()
-    expect(page.get_by_role("dialog").get_by_role("status")).to_contain_text("denies this page access")
+    expect(page.get_by_role("dialog").get_by_role("status")).to_contain_text("denies this page a camera")
 
 
 def test_a_wrong_name_is_corrected_and_the_correction_undone(visit: Opener, kith: Kith, photos: Photos) -> None:

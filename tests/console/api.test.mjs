@@ -2,7 +2,16 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { call, EVENTS, galleryPath, patiently, Problem, subjectPath, templatePath } from "../../service/console/api.js";
+import {
+  call,
+  EVENTS,
+  galleryPath,
+  patiently,
+  Problem,
+  subjectPath,
+  templatePath,
+  unreachable,
+} from "../../service/console/api.js";
 
 const UNADDRESSABLE = ["", ".", "..", "g/subjects/p", "a\\b", "a\nb", "\u001b[2J", "a\u0085"];
 
@@ -32,21 +41,23 @@ test("a page of something between is told as such, and asks for no key", async (
   }
 });
 
-test("a busy service is asked three times more, unless the pause is long", async () => {
-  for (const [retryAfter, times] of [
-    [0.001, 4],
-    [31, 1],
+test("a service that is busy or out of reach is asked three times more, unless the pause is long", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const busy = (retryAfter) => Object.assign(new Problem(503, {}), { retryAfter });
+  for (const [problem, times, pause] of [
+    [busy(30), 4, 30],
+    [busy(31), 1, 0],
+    [busy(null), 1, 0],
+    [unreachable(), 4, 1],
   ]) {
     let asked = 0;
-    const waits = [];
     const ask = async () => {
       asked += 1;
-      throw Object.assign(new Problem(503, {}), { retryAfter });
+      throw problem;
     };
-    await assert.rejects(
-      patiently(ask, undefined, (seconds) => waits.push(seconds)),
-      { status: 503 },
-    );
-    assert.deepEqual([asked, waits], [times, Array(times - 1).fill(retryAfter)]);
+    const waits = [];
+    const onWait = (seconds) => waits.push(seconds) && setImmediate(() => t.mock.timers.tick(seconds * 1000));
+    await assert.rejects(patiently(ask, undefined, onWait), problem);
+    assert.deepEqual([asked, waits], [times, Array(times - 1).fill(pause)]);
   }
 });

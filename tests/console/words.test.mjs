@@ -166,10 +166,9 @@ test("a comparison is described in words", () => {
   assert.match(words.pair({ outcome: "no_face", ...sides }).text, /no face in the second\./);
 });
 
-test("a risk has a long and a short description", () => {
-  assert.equal(words.risk({ fpir: 0.001 }), "allows 1 wrong match per 1,000 strangers");
-  assert.equal(words.riskBriefly({ fmr: 1e-6 }), "one pair of strangers in 1 million");
-  assert.equal(words.risk({ threshold: 0.7 }), "accepts a similarity of 0.70, with unknown risk");
+test("a risk is put in words", () => {
+  const said = [{ fpir: 0.001 }, { fmr: 1e-6 }, { threshold: 0.7 }].map(words.riskInWords);
+  assert.deepEqual(said, ["one stranger in 1,000", "one pair of strangers in 1 million", "similarity 0.70"]);
 });
 
 test("the misses of a recognizer name the pack that misses fewer", () => {
@@ -229,22 +228,19 @@ test("an id is derived from a name in any script", () => {
   assert.deepEqual(words.tags("a, b,, a "), ["a", "b"]);
 });
 
-test("problems keep the texts of the service, without the options of commands", () => {
-  const forbidden = { code: "forbidden", title: "T", message: "this needs the scope 'enroll'", remedy: "Or 'x' (--x)" };
-  assert.deepEqual(words.problem(forbidden), { title: "T", text: "This needs the scope 'enroll'.", remedy: "Or 'x'." });
-});
-
-test("a refused item gets whole sentences", () => {
-  const several = {
-    code: "several_faces",
-    title: "Several",
-    detail: "the photo shows 6 faces",
-    remedy: "Set 'face' to 'largest'.",
-  };
-  assert.deepEqual(words.refusal(several), ["The photo shows 6 faces.", "Set 'face' to 'largest'."]);
-  const field = { code: "new", title: "T", detail: "subject: not a text", remedy: "" };
-  assert.deepEqual(words.refusal(field), ["Subject: not a text.", ""]);
-  assert.deepEqual(words.refusal({ ...field, detail: "risk.fpir is above 1" })[0], "risk.fpir is above 1.");
+test("problems keep the texts of the service, in whole sentences, without the options of commands", () => {
+  const forbidden = { code: "forbidden", title: "T", detail: "this needs the scope 'enroll'", remedy: "Or 'x' (--x)" };
+  const said = { title: "T", text: "This needs the scope 'enroll'.", remedy: "Or 'x'." };
+  assert.deepEqual(words.problem(forbidden), said);
+  assert.deepEqual(words.problem(Object.assign(new Error("no"), { document: forbidden })), said);
+  const texts = [
+    ["the photo shows 6 faces", "The photo shows 6 faces."],
+    ["subject: not a text", "Subject: not a text."],
+    ["risk.fpir is above 1", "risk.fpir is above 1."],
+    ["", "T."],
+  ];
+  for (const [detail, text] of texts) assert.equal(words.problem({ ...forbidden, detail }).text, text);
+  assert.equal(words.problem(new Error("no camera")).text, "No camera.");
 });
 
 test("tags with commas and outer spaces are quoted", () => {
@@ -261,6 +257,6 @@ test("a failed lookup has a reason", () => {
 
 test("a refusal for quality names what the photo lacks", () => {
   const quality = { eye_distance_px: 8.4, sharpness: 1.23, brightness: 100, contrast: 30, yaw: 0, roll_deg: 0 };
-  const said = words.problem({ code: "low_quality", document: { reasons: ["eye_distance_px", "sharpness"], quality } });
+  const said = words.problem({ code: "low_quality", reasons: ["eye_distance_px", "sharpness"], quality });
   assert.match(said.text, /too small: 8 pixels.*blurred/);
 });

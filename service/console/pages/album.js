@@ -13,7 +13,6 @@ import { jobCard } from "./jobs.js";
 import * as words from "../words.js";
 
 const PAGE = 50;
-const MAX_SPLIT = 1000; // limit of the service
 const DOUBTFUL = 0.9; // certainty below which a face deserves a look
 
 export const title = ({ gallery }) => `Album · ${gallery}`;
@@ -51,20 +50,19 @@ export function render({ gallery, album: id }, signal) {
     if (!done && job && progress.parentElement === null) fill(body, h("ul.stack", progress));
     return !done;
   };
-  const look = watch(async () => {
-    if (done) return false;
+  const find = async () => {
     try {
-      return await load();
+      return !done && (await load());
     } catch (error) {
-      if (error.name === "AbortError") throw error;
       if (done) return false;
-      done = error.status === 404;
-      fill(body, done ? gone(gallery) : problemBox(error, () => look()));
-      if (!done) throw error;
+      if (error.status !== 404) throw error;
+      done = true;
+      fill(body, gone(gallery));
       erase.remove();
       return false;
     }
-  }, signal);
+  };
+  const look = watch(find, signal, body);
   return h("div.page", [
     h("div.stack", [
       h("a.back", { href: galleryPage(gallery, "/albums") }, [icon("back"), `Albums of ${gallery}`]),
@@ -88,7 +86,6 @@ const groupName = ({ id }) => `Group ${id.slice(1)}`;
 class Groups {
   constructor(gallery, path, album, job, signal) {
     Object.assign(this, { gallery, path, signal, album: album.id, pictures: new Pictures(gallery, signal) });
-    this.told = h("p.unseen", { role: "status" });
     this.several = this.section(false, "No one is in several photos, or everyone is enrolled.");
     this.single = this.section(true, "All single faces were merged or enrolled.");
     const about =
@@ -97,7 +94,6 @@ class Groups {
     const rest = folded("Single faces", [h("p.hint", about), this.single.element], { onToggle: begin });
     const see = h("a", { href: `#/jobs?gallery=${encodeURIComponent(gallery)}` }, "See the job");
     this.element = h("div.stack", [
-      this.told,
       job?.failed_count > 0 &&
         notice("warning", h("p", [`${counted(job.failed_count, "photo")} could not be read. `, see, "."])),
       h("h2", "People"),
@@ -117,11 +113,6 @@ class Groups {
     const start = () => list.children.length > 0 || fill(element, pages(ask, shown, h("p.card", nothing)));
     const element = h("div");
     return { element, start, list };
-  }
-
-  say(text) {
-    this.told.textContent = text;
-    toast(text);
   }
 
   card(group) {
@@ -219,18 +210,18 @@ class Groups {
       else this.several.list.append(fresh);
       if (target?.closest("details") && group.face_count > 1) this.several.list.append(fresh);
       this.leave(card);
-      this.say(`Merged into ${told(group)}.`);
+      toast(`Merged into ${told(group)}.`);
     });
   }
 
   async split(card) {
-    const faces = [...card.chosen].slice(0, MAX_SPLIT);
+    const faces = [...card.chosen];
     const made = await call("POST", `${this.own(card)}/split`, { json: { faces } });
     const { data } = await call("GET", `${this.own(card)}/faces`, { query: { limit: 8 }, signal: this.signal });
     const left = card.group.face_count - faces.length;
     this.update(card, { ...card.group, faces: data, face_count: left });
     card.place.after(this.card(made));
-    this.say(`${counted(faces.length, "face")} taken out, as group ${made.id.slice(1)}.`);
+    toast(`${counted(faces.length, "face")} taken out, as group ${made.id.slice(1)}.`);
   }
 
   /** Enroll all faces as a person but those that a check refuses. `allowed`: overrides of the checks. */
@@ -244,7 +235,7 @@ class Groups {
       enrolled += answer.enrolled_count;
     } while (answer.enrolled_count > 0 && answer.remaining_count > answer.refused.length);
     const left = answer.remaining_count ? `, ${whole(answer.remaining_count)} not` : "";
-    this.say(`${counted(enrolled, "photo")} of ${words.called(person)} enrolled${left}.`);
+    toast(`${counted(enrolled, "photo")} of ${words.called(person)} enrolled${left}.`);
     if (answer.remaining_count === 0) return this.leave(card);
     const photos = new Map(group.faces.map((one) => [one.id, one.photo]));
     card.refused =

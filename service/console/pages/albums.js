@@ -2,12 +2,12 @@
 
 import { call, galleryPage, galleryPath } from "../api.js";
 import { ask } from "../dialogs.js";
-import { each, h } from "../dom.js";
+import { h } from "../dom.js";
 import { counted, when } from "../numbers.js";
-import { galleryHeading, redraws, watch } from "../reports.js";
+import { galleryHeading, renewedList } from "../reports.js";
 import { packed } from "../tar.js";
 import { choice, field } from "../forms.js";
-import { button, empty, outcome, waiting } from "../ui.js";
+import { button, empty, outcome } from "../ui.js";
 import { ARCHIVES, archiveType, sender } from "../upload.js";
 
 const RISKS = [
@@ -24,28 +24,21 @@ const make = (start) => button("New album", start, { kind: "primary", icon: "plu
 export const title = ({ gallery }) => `Albums of ${gallery}`;
 
 export function render({ gallery }, signal) {
-  const body = h("div", waiting("Loading albums…"));
-  const draw = redraws(body);
   const start = () => begin(gallery);
-  const look = async () => {
-    const { data } = await call("GET", `${galleryPath(gallery)}/albums`, { signal });
-    draw(data, () => list(gallery, data, start));
-    return data.some((one) => one.state === "grouping");
-  };
-  const { note } = watch(look, signal, body);
-  return h("div.page", [galleryHeading(gallery, "albums", LEAD, make(start)), note, body]);
+  const load = async () => (await call("GET", `${galleryPath(gallery)}/albums`, { signal })).data;
+  const nothing = () => empty("photo", "No albums yet", NONE, make(start));
+  const list = renewedList("ul.cards", load, (one) => card(gallery, one), nothing, signal, { busy: isGrouping });
+  return h("div.page", [galleryHeading(gallery, "albums", LEAD, make(start)), list.elements]);
 }
 
-function list(gallery, albums, start) {
-  if (albums.length === 0) return empty("photo", "No albums yet", NONE, make(start));
-  return each("ul.cards", albums, (one) =>
-    h("li.card", [
-      h("h2", h("a", { href: galleryPage(gallery, `/albums/${one.id}`) }, `Album of ${when(one.created_at)}`)),
-      h("p", one.state === "ready" ? content(one) : outcome("unknown", "jobs", "finding faces")),
-      h("p.hint", `Is deleted ${when(one.expires_at)}.`),
-    ]),
-  );
-}
+const isGrouping = ({ state }) => state === "grouping";
+
+const card = (gallery, one) =>
+  h("li.card", [
+    h("h2", h("a", { href: galleryPage(gallery, `/albums/${one.id}`) }, `Album of ${when(one.created_at)}`)),
+    h("p", isGrouping(one) ? outcome("unknown", "jobs", "finding faces") : content(one)),
+    h("p.hint", `Is deleted ${when(one.expires_at)}.`),
+  ]);
 
 const content = ({ photo_count: photos, group_count: groups, single_count: singles }) =>
   `${counted(photos, "photo")}, ${counted(groups, "group")}, ${counted(singles, "single face")}`;

@@ -75,7 +75,7 @@ function lines({ event, gallery, subject, actor, since, until }, signal) {
       data.map((line) => row(line, names)),
     );
   const nothing = empty("docs", "No matching lines", "Change the filters.");
-  return pages(ask, shown, nothing, { more: "Show older lines", text: "Reading the audit…" });
+  return pages(ask, shown, nothing);
 }
 
 const row = ({ at, event, outcome, gallery, actor: by, subject, details }, names) => [

@@ -2,7 +2,7 @@ import { call, newest, patiently } from "../api.js";
 import { galleries, galleryField, personField, riskField } from "../choices.js";
 import { each, fill, h } from "../dom.js";
 import { many } from "../numbers.js";
-import { open, picker, stage } from "../photo.js";
+import { onPaste, open, picker } from "../photo.js";
 import { ticked } from "../forms.js";
 import { button, folded, heading, loading, problemBox, tell, unique, waiting } from "../ui.js";
 import * as words from "../words.js";
@@ -45,7 +45,7 @@ function desk(known, params, signal) {
     if (strictness && now === own) return;
     own = now;
     const hint = "Wrong matches per pair of different people.";
-    fill(risks, (strictness = riskField(choose, { own, chosen, pairs: PAIRS, hint })));
+    fill(risks, (strictness = riskField(choose, PAIRS, { own, hint, chosen })));
   }
 
   function choose() {
@@ -76,14 +76,10 @@ function desk(known, params, signal) {
     }
   }
 
-  const paste = (event) => {
-    const files = [...(event.clipboardData?.files ?? [])];
-    if (!files.length || document.querySelector("dialog[open]")) return;
-    event.preventDefault();
+  onPaste((files) => {
     const free = sides.filter((one) => !one.given());
     files.slice(0, 2).forEach((file, i) => (free[i] ?? sides[i]).take([file]));
-  };
-  addEventListener("paste", paste, { signal });
+  }, signal);
   return h("div.stack.wide", [
     each("div.pair-of-sides", sides, (one) => one.element),
     live,
@@ -97,7 +93,7 @@ function desk(known, params, signal) {
 function riskOf(known, name) {
   if (known === null) return "its risk per comparison, if it has one";
   const risk = known.find((one) => one.name === name)?.risk;
-  return risk && risk.fpir === undefined ? words.riskBriefly(risk) : null;
+  return risk && risk.fpir === undefined ? words.riskInWords(risk) : null;
 }
 
 /** One side: a photo or an enrolled person. */
@@ -140,13 +136,10 @@ function side(name, known, signal, onChange) {
   function show(seen) {
     if (asPerson.checked) return fill(place, gallery, find, told);
     if (!photo) return fill(place, pick);
-    if (seen?.face && !photo.width)
-      Object.assign(photo, { width: seen.face.box[2] * 1.3, height: seen.face.box[3] * 1.3 });
     const marks = seen?.face ? [{ face: seen.face, outcome: "chosen" }] : [];
-    const picture = photo.drawable || seen?.face ? stage(photo, marks, { alt: photo.file.name }) : bare(photo);
     const another = button("Another photo", () => take([]), { icon: "close", kind: "quiet" });
     const largest = seen?.face_count > 1 && `Kith compared the largest of ${seen.face_count} faces.`;
-    fill(place, picture, largest && h("p.hint", largest), h("div.actions", another));
+    fill(place, bare(photo, marks), largest && h("p.hint", largest), h("div.actions", another));
   }
   for (const one of [asPhoto, asPerson])
     one.addEventListener("change", () => {

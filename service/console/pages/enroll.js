@@ -1,4 +1,4 @@
-import { attemptKey, call, patiently, stubbornly, subjectPage, subjectPath } from "../api.js";
+import { attemptKey, call, patiently, subjectPage, subjectPath } from "../api.js";
 import { galleryDesk, galleryField } from "../choices.js";
 import { confirmed } from "../dialogs.js";
 import { each, fill, h, icon } from "../dom.js";
@@ -94,10 +94,9 @@ function desk(known, params, signal) {
 
   function show(item) {
     fill(item.place, row(item));
-    const ready = items.filter((one) => one.state === "ready" && (one.faces === null || one.faces[one.chosen]));
+    const ready = items.filter(isReady);
     go.disabled = ready.length === 0;
     go.querySelector("span").textContent = ready.length > 1 ? `Enroll ${ready.length} photos` : "Enroll";
-    item.ready = ready.includes(item);
   }
 
   function remove(item) {
@@ -208,7 +207,7 @@ function desk(known, params, signal) {
   async function enrollAll() {
     const person = await who.person().catch(who.failed);
     if (!person) return;
-    for (const item of items.filter((one) => one.state === "ready" && one.ready)) {
+    for (const item of items.filter(isReady)) {
       if (signal.aborted) return;
       await enrollOne(item, person);
       if (item.state === "ready") return; // the id is taken: change the id, not the photos
@@ -236,7 +235,7 @@ function desk(known, params, signal) {
       const headers = { "Idempotency-Key": item.key, ...(fresh && { "If-None-Match": "*" }) };
       const request = { ...bodyOf(file, options), headers };
       const path = `${subjectPath(person.gallery, person.id)}/templates`;
-      const answer = await patiently(() => stubbornly(() => call("POST", path, request), signal), signal);
+      const answer = await patiently(() => call("POST", path, request), signal);
       item.score = answer.results[0].face.quality.score;
       item.state = "enrolled";
       made.add(nameOf(person));
@@ -255,7 +254,7 @@ function desk(known, params, signal) {
 
   /** Save the typed data of a new person. Returns the error, or null. */
   const describe = (person) =>
-    stubbornly(() => call("PATCH", subjectPath(person.gallery, person.id), { json: person.about }), signal).then(
+    patiently(() => call("PATCH", subjectPath(person.gallery, person.id), { json: person.about }), signal).then(
       () => null,
       (error) => error,
     );
@@ -366,6 +365,8 @@ function whoForm(known, params, signal) {
     },
   };
 }
+
+const isReady = ({ state, faces, chosen }) => state === "ready" && (faces === null || Boolean(faces[chosen]));
 
 function faceOf({ photo, faces, chosen }) {
   if (faces?.[chosen]) return thumbnail(photo, faces[chosen].box, 96);

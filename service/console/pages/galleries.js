@@ -4,11 +4,11 @@ import { ask } from "../dialogs.js";
 import { fill, h } from "../dom.js";
 import { galleryForm } from "../gallery_form.js";
 import { counted } from "../numbers.js";
-import { lasting, watch } from "../reports.js";
-import { Pictures } from "../stored.js";
+import { renewedList } from "../reports.js";
+import { Pictures, whenVisible } from "../stored.js";
 import { field, textInput } from "../forms.js";
-import { button, empty, heading, linkButton, toast, waiting } from "../ui.js";
-import { called, risk } from "../words.js";
+import { button, empty, heading, linkButton, toast } from "../ui.js";
+import { called, riskInWords } from "../words.js";
 
 const NAMED = 3; // people on a card
 
@@ -18,61 +18,42 @@ const NONE = "A gallery holds people to recognize, such as a staff, a club or a 
 export const title = () => "Galleries";
 
 export function render(params, signal) {
-  const body = h("div", waiting("Loading galleries…"));
   const make = () => button("New gallery", createGallery, { kind: "primary", icon: "plus" });
-  const list = h("ul.cards");
-  const update = lasting(list, "name", (one) => card(one, signal));
-  const show = (found) => {
-    update(found);
-    if (found.length === 0) fill(body, empty("gallery", "No gallery yet", NONE, make()));
-    else if (list.parentElement === null) fill(body, list);
-    return false;
-  };
-  const { note } = watch(async () => show(await all("/v1/galleries", { signal })), signal, body);
+  const load = () => all("/v1/galleries", { signal });
+  const nothing = () => empty("gallery", "No gallery yet", NONE, make());
+  const list = renewedList("ul.cards", load, (one) => card(one, signal), nothing, signal, { name: "name" });
   if (params.new) queueMicrotask(() => signal.aborted || createGallery());
-  return h("div.page", [heading("Galleries", LEAD, make()), note, body]);
+  return h("div.page", [heading("Galleries", LEAD, make()), list.elements]);
 }
 
 /** The first people by name, with their pictures if the gallery keeps them, when the card comes into view. */
 function named({ name: gallery, subject_count: subjects, keep_crops: keeps }, signal) {
   const place = h("ul.stack.tight.named");
-  const look = new IntersectionObserver(async (entries) => {
-    if (!entries.some((entry) => entry.isIntersecting)) return;
-    look.disconnect();
+  const show = async () => {
     const path = `${galleryPath(gallery)}/subjects`;
     const page = await call("GET", path, { query: { limit: NAMED }, signal }).catch(() => null); // the key may not read them
     const pictures = new Pictures(gallery, signal);
     const line = (one) => h("li.person-cell", [keeps && pictures.of({ subject: one.id }, ""), h("span", called(one))]);
     const more = subjects - (page?.data.length ?? subjects);
     fill(place, page?.data.map(line), more > 0 && h("li.hint", `and ${counted(more, "other")}`));
-  });
-  if (subjects > 0) look.observe(place);
-  signal.addEventListener("abort", () => look.disconnect(), { once: true });
+  };
+  if (subjects > 0) whenVisible(place, signal, show);
   return place;
 }
 
 function card(gallery, signal) {
   const at = galleryPage(gallery.name);
-  const figures = h("p.figures");
-  const place = h("div");
-  let people = null;
-  const element = h("li.card.gallery-card", [
+  const photos = counted(gallery.template_count, "photo");
+  return h("li.card.gallery-card", [
     h("h2.name", h("a", { href: at }, gallery.name)),
-    figures,
-    place,
-    h("p.hint", `It ${risk(gallery.risk)}.`),
+    h("p.figures", [h("strong", counted(gallery.subject_count, "person", "people")), `, ${photos}`]),
+    named(gallery, signal),
+    h("p.hint", `Accepts ${riskInWords(gallery.risk)}.`),
     h("div.actions", [
       linkButton("Enroll", enrollPage(gallery.name), { icon: "enroll", small: true }),
       linkButton("Settings", `${at}/settings`, { kind: "quiet", icon: "edit", small: true }),
     ]),
   ]);
-  const update = (now) => {
-    const { subject_count: subjects, template_count: templates } = now;
-    fill(figures, h("strong", counted(subjects, "person", "people")), `, ${counted(templates, "photo")}`);
-    if (people !== subjects) fill(place, named(now, signal));
-    people = subjects;
-  };
-  return Object.assign(element, { update });
 }
 
 function createGallery() {

@@ -5,7 +5,7 @@ import { galleryHeading, pages, watch } from "../reports.js";
 import { Pictures } from "../stored.js";
 import { strangers } from "../strangers.js";
 import { afterTyping, field, textInput } from "../forms.js";
-import { empty, linkButton, loading, stat, table } from "../ui.js";
+import { empty, linkButton, stat, table, waiting } from "../ui.js";
 import * as words from "../words.js";
 
 export const title = ({ gallery }) => gallery;
@@ -14,39 +14,30 @@ const PAGE = 100;
 
 export function render({ gallery, tag }, signal) {
   const enroll = enrollPage(gallery);
+  const [stats, list, body] = [h("dl.stats.card"), h("div"), h("div.stack.wide", waiting())];
+  const onNamed = () => (fill(list), look());
+  const look = watch(
+    async () => {
+      const found = await call("GET", galleryPath(gallery), { signal });
+      fill(stats, figures(found));
+      if (!list.hasChildNodes())
+        fill(list, found.subject_count === 0 ? noPeople(enroll) : people(gallery, found, tag, signal));
+      if (!body.contains(stats)) fill(body, stats, list, strangers(found, signal, onNamed));
+    },
+    signal,
+    body,
+  );
   return h("div.page", [
     galleryHeading(gallery, "", "The people in this gallery.", [
       linkButton("Enroll", enroll, { kind: "primary", icon: "enroll" }),
       linkButton("Identify", `#/identify?gallery=${encodeURIComponent(gallery)}`, { icon: "search" }),
     ]),
-    loading(async () => {
-      const found = await call("GET", galleryPath(gallery), { signal });
-      const place = h("div", listed(gallery, found, tag, enroll, signal));
-      const onNamed = async () => {
-        const now = await call("GET", galleryPath(gallery), { signal });
-        fill(place, listed(gallery, now, tag, enroll, signal));
-      };
-      return [renewed(found, signal), place, strangers(found, signal, onNamed)];
-    }),
+    look.note,
+    body,
   ]);
 }
 
-const listed = (gallery, found, tag, enroll, signal) =>
-  found.subject_count === 0 ? noPeople(enroll) : people(gallery, found, tag, signal);
-
 const DRIFT = { ok: "as expected", watch: "slightly changed", drifted: "drifted" };
-
-/** The figures of a gallery, which the page renews. */
-function renewed(found, signal) {
-  const place = fill(h("dl.stats.card"), figures(found));
-  let first = true;
-  const { note } = watch(async () => {
-    if (!first) fill(place, figures(await call("GET", galleryPath(found.name), { signal })));
-    first = false;
-    return false;
-  }, signal);
-  return [note, place];
-}
 
 function figures(gallery) {
   return [
@@ -54,7 +45,7 @@ function figures(gallery) {
     stat("Photos", whole(gallery.template_count)),
     stat(
       "Accepts",
-      gallery.risk.fpir ? `1 in ${many(1 / gallery.risk.fpir)}` : words.riskBriefly(gallery.risk),
+      gallery.risk.fpir ? `1 in ${many(1 / gallery.risk.fpir)}` : words.riskInWords(gallery.risk),
       "wrong matches of strangers",
     ),
     DRIFT[gallery.drift?.state] && stat("Recent results", DRIFT[gallery.drift.state], "compared with the calibration"),

@@ -3,36 +3,36 @@
 import { call } from "../api.js";
 import { each, fill, h } from "../dom.js";
 import { bytes, counted, duration, whole } from "../numbers.js";
-import { redraws, watch } from "../reports.js";
+import { watch } from "../reports.js";
 import { button, heading, notice, outcome, problemBox, stat, table, waiting } from "../ui.js";
 
 export const title = () => "Health";
 
 export function render(params, signal) {
   const well = h("div");
-  const seen = h("div.stack.wide", waiting("Loading the status…"));
-  const tell = redraws(well); // announces an alert once
-  let refused = null; // repeated refusals would fill the audit log
-  const look = watch(async () => {
-    const ready = await call("GET", "/readyz", { signal }).catch(caught);
-    tell(ready.version ?? ready.document, () => verdict(ready));
-    const status = refused ?? (await call("GET", "/v1/status", { signal }).catch(caught));
-    refused = status instanceof Error && [401, 403].includes(status.status) ? status : null;
-    const { models } = refused ? {} : await call("GET", "/v1/models", { signal }).catch(caught);
-    const hint = h("p.hint", "A key for all galleries with the scope “read” shows more here.");
-    fill(seen, status instanceof Error ? refused && hint : figures(status, models ?? []));
-    return false;
+  const seen = h("div.stack.wide", waiting());
+  let told; // an alert is announced once
+  const ready = watch(async () => {
+    const answer = await call("GET", "/readyz", { signal }).catch((error) => error);
+    const text = JSON.stringify(answer.version ?? answer.document);
+    if (text !== told && !signal.aborted) fill(well, verdict(answer));
+    told = text;
   }, signal);
+  const status = watch(
+    async () => {
+      const { models } = await call("GET", "/v1/models", { signal });
+      fill(seen, figures(await call("GET", "/v1/status", { signal }), models));
+    },
+    signal,
+    seen,
+  );
+  const look = () => Promise.all([ready(), status()]);
   return h("div.page", [
     heading("Health", "Status and capacity of the service. This page refreshes itself.", button("Refresh", look)),
     well,
+    status.note,
     seen,
   ]);
-}
-
-function caught(error) {
-  if (error.name === "AbortError") throw error;
-  return error;
 }
 
 const verdict = (ready) =>

@@ -10,8 +10,7 @@ import { Pictures, keepHint, sides } from "../stored.js";
 import { button, empty, folded, linkButton, loading, notice, problemBox, waiting } from "../ui.js";
 import { called } from "../words.js";
 
-const FIRST = 100;
-const MORE = 1000; // limit of the service
+const LIMIT = 1000; // of the service
 const MAX_FACES = 12;
 const KINDS = {
   duplicate_subjects: [
@@ -32,18 +31,19 @@ export const title = ({ gallery }) => `Hygiene of ${gallery}`;
 
 export function render({ gallery }, signal) {
   const body = h("div.stack.wide");
-  const show = (limit) => {
-    const load = () => report(gallery, limit, signal, show);
-    fill(body, loading(load, "Comparing all people…"));
-  };
-  show(FIRST);
+  const show = () =>
+    fill(
+      body,
+      loading(() => report(gallery, signal, show), "Comparing all people…"),
+    );
+  show();
   return h("div.page", [galleryHeading(gallery, "hygiene", "Compare the photos before you change anything."), body]);
 }
 
-async function report(gallery, limit, signal, again) {
+async function report(gallery, signal, again) {
   const [settings, found] = await Promise.all([
     call("GET", galleryPath(gallery), { signal }),
-    call("GET", `${galleryPath(gallery)}/hygiene`, { query: { limit }, signal }),
+    call("GET", `${galleryPath(gallery)}/hygiene`, { query: { limit: LIMIT }, signal }),
   ]);
   const { subject_count: subjects, template_count: templates, keep_crops: keeps } = settings;
   if (subjects < 2)
@@ -58,7 +58,7 @@ async function report(gallery, limit, signal, again) {
   const hidden = found.data.length - open.length + found.nearest.length - nearest.length;
   const pictures = new Pictures(gallery, signal);
   const card = (finding) => h("li", new Finding(finding, { gallery, keeps, aside, pictures }).place);
-  const anew = () => (aside.clear(), again(limit));
+  const anew = () => (aside.clear(), again());
   const recall = [found.expected_recall_low, found.expected_recall_high].map(inHundred).join(" to ");
   return [
     h("div.row.between", [
@@ -69,7 +69,7 @@ async function report(gallery, limit, signal, again) {
       ]),
       h("div.actions", [
         hidden > 0 && button("Show dismissed findings", anew, { kind: "quiet" }),
-        button("Refresh", () => again(limit)),
+        button("Refresh", again),
       ]),
     ]),
     open.length === 0 &&
@@ -95,10 +95,7 @@ async function report(gallery, limit, signal, again) {
         ]),
         each("ul.stack", nearest, card),
       ]),
-    found.next !== null &&
-      (limit < MORE
-        ? h("div.actions", [button(`Show more than the first ${whole(limit)}`, () => again(MORE))])
-        : h("p.hint", `These are the first ${whole(limit)}. Decide some of them, then refresh.`)),
+    found.next !== null && h("p.hint", `These are the first ${whole(LIMIT)}. Decide some of them, then refresh.`),
   ];
 }
 

@@ -1,5 +1,5 @@
 import { call, decoysPath, enrollPage, galleryPath, patiently, subjectPage } from "../api.js";
-import { galleryDesk, galleryField, ownRisk, riskField } from "../choices.js";
+import { galleryDesk, galleryField, riskField } from "../choices.js";
 import { each, fill, h, icon } from "../dom.js";
 import { readingOrder } from "../layout.js";
 import { whole } from "../numbers.js";
@@ -25,7 +25,10 @@ function desk(known, params, signal) {
   let strictness;
   const chosen = galleryField(known, () => (strict(), again()), { chosen: params.gallery });
   const strict = () => {
-    strictness = riskField(again, { own: ownRisk(galleryOf(chosen.value)), hint: "Wrong matches per stranger." });
+    const gallery = galleryOf(chosen.value);
+    const own = gallery ? words.riskInWords(gallery.risk) : "its own risk";
+    const hint = "Wrong matches per stranger.";
+    strictness = riskField(again, words.SEARCHES, { own, hint, chosen: strictness?.value?.preset });
     fill(risks, strictness);
     say();
   };
@@ -68,7 +71,7 @@ function desk(known, params, signal) {
     const options = { top_k: 5, detail: "medium", ...(asked.risk && { risk: asked.risk }) };
     const request = { ...bodyOf(shot.photo.file, options), signal: until };
     const onWait = (seconds) => {
-      shot.pause = `The service is busy. Next attempt in ${seconds} s…`;
+      shot.pause = `The service is busy or out of reach. Next attempt in ${seconds} s…`;
       refresh(shot);
     };
     try {
@@ -79,8 +82,7 @@ function desk(known, params, signal) {
       shot.gallery = asked.gallery;
       const faces = facesOf(shot);
       for (const one of faces) one.other = faces.indexOf(answer.results[one.other_face]) + 1; // 0: no other face
-      const boxes = faces.map((one) => one.face);
-      await measure(shot.photo, boxes, until);
+      await measure(shot.photo, until);
       if (shot.state === "asking") shot.state = "done";
     } catch (error) {
       if (signal.aborted || shot.stop !== stop) return; // left the page, or requested again
@@ -158,9 +160,9 @@ function chip({ state, results, photo }, i, current, onClick) {
   ]);
 }
 
-export const bare = (photo) =>
+export const bare = (photo, marks = []) =>
   photo.drawable
-    ? stage(photo, [], { alt: photo.file.name })
+    ? stage(photo, marks, { alt: photo.file.name })
     : h("div.undrawable.empty", [icon("photo"), h("p", photo.file.name)]);
 
 /** The photo with its faces, and a card per face. Pointing at one highlights the other. `again` repeats the search. */

@@ -5,9 +5,9 @@ import { galleries, galleryField } from "../choices.js";
 import { ask, careful } from "../dialogs.js";
 import { fill, h } from "../dom.js";
 import { counted, duration, when, whole } from "../numbers.js";
-import { lasting, pages, refusalList, watch } from "../reports.js";
+import { pages, refusalList, renewedList } from "../reports.js";
 import { field, ticked } from "../forms.js";
-import { button, empty, folded, heading, linkButton, notice, outcome, toast, waiting } from "../ui.js";
+import { button, empty, folded, heading, linkButton, notice, outcome, toast } from "../ui.js";
 import { ARCHIVES, archiveType, sender } from "../upload.js";
 import { capitalized } from "../words.js";
 
@@ -42,34 +42,22 @@ const FOLDERS = "Choose an archive with one folder per person. The folder name i
 export const title = () => "Jobs";
 
 export function render(params, signal) {
-  const list = h("ul.stack");
-  const update = lasting(list, "id", (job) => jobCard(job.id, look, signal));
-  const body = h("div", waiting("Loading jobs…"));
-  const beyond = h("p.hint", `The latest ${SHOWN} jobs. “kith jobs list” lists all.`);
+  const after = h("p.hint", `The latest ${SHOWN} jobs. “kith jobs list” lists all.`);
+  const look = () => list.look();
   const begins = () => begin(signal, look, params.gallery);
-  const look = watch(
-    async () => {
-      const query = { gallery: params.gallery, limit: SHOWN };
-      const { data: jobs, next } = await call("GET", "/v1/jobs", { query, signal });
-      show(jobs);
-      beyond.hidden = next === null;
-      return jobs.some(active);
-    },
-    signal,
-    body,
-  );
-
-  function show(jobs) {
-    if (jobs.length === 0) return fill(body, empty("jobs", "No jobs yet", FOLDERS, start(begins)));
-    update(jobs);
-    if (list.parentElement !== body) fill(body, list, beyond);
-  }
-
+  const load = async () => {
+    const query = { gallery: params.gallery, limit: SHOWN };
+    const { data, next } = await call("GET", "/v1/jobs", { query, signal });
+    after.hidden = next === null;
+    return data;
+  };
+  const card = (job) => jobCard(job.id, look, signal);
+  const nothing = () => empty("jobs", "No jobs yet", FOLDERS, start(begins));
+  const list = renewedList("ul.stack", load, card, nothing, signal, { busy: active, after });
   return h("div.page", [
     heading("Jobs", LEAD, start(begins)),
     params.gallery && h("p.row", [`Jobs of ${params.gallery}.`, linkButton("Show all", "#/jobs")]),
-    look.note,
-    body,
+    list.elements,
   ]);
 }
 
@@ -84,7 +72,6 @@ export function jobCard(id, look, signal) {
   const [summary, list] = [h("span"), h("div")];
   const items = folded(summary, list, { class: "details items", onToggle: () => items.open && fill(list, refused()) });
   let job = null;
-  let told = null;
 
   const refused = () =>
     pages(
@@ -121,9 +108,7 @@ export function jobCard(id, look, signal) {
     h("div.actions", [retry, cancel]),
   ]);
   element.update = (now) => {
-    const text = JSON.stringify(now);
-    if (text === told) return;
-    [told, job] = [text, now];
+    job = now;
     const { failed_count: failed, done_count: done, total_count: total, problem: why } = job;
     const partly = [`done, ${whole(failed)} refused`, "uncertain", "warning"];
     const [said, tone, picture] = job.state === "succeeded" && failed > 0 ? partly : STATES[job.state];

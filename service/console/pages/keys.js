@@ -5,7 +5,7 @@ import { galleries } from "../choices.js";
 import { ask, careful, secretDialog } from "../dialogs.js";
 import { h } from "../dom.js";
 import { counted, when } from "../numbers.js";
-import { listed, settingsHeading } from "../reports.js";
+import { renewedList, settingsHeading } from "../reports.js";
 import { choice, field, several, textInput, ticked } from "../forms.js";
 import { button, empty, outcome, toast } from "../ui.js";
 
@@ -28,13 +28,16 @@ const NONE =
 export const title = () => "API keys";
 
 export function render(params, signal) {
-  const others = h("input", { type: "checkbox", onChange: () => list.show() });
-  const list = listed(() => keys(others.checked, signal), card, empty("key", "No keys yet", NONE), "Loading keys…");
+  const look = () => list.look();
+  const others = h("input", { type: "checkbox", onChange: look });
+  const load = () => keys(others.checked, signal);
+  const nothing = () => empty("key", "No keys yet", NONE);
+  const list = renewedList("ul.stack", load, (one) => card(one, look), nothing, signal);
   return h("div.page", [
     settingsHeading("keys", "Create one key per program or person, with only the scopes it needs.", [
-      button("Create a key", () => create(signal, list.show), { kind: "primary", icon: "plus" }),
+      button("Create a key", () => create(signal, look), { kind: "primary", icon: "plus" }),
     ]),
-    list,
+    list.elements,
     ticked(others, "Show revoked and expired keys"),
   ]);
 }

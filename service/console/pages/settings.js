@@ -39,7 +39,7 @@ function parts(gallery, found, place, signal) {
   };
   return [
     saveForm(form.elements, form.read, save),
-    h("div.stack", [about(gallery, found), files(gallery, found, signal), removal(gallery, found, place, signal)]),
+    h("div.stack", [about(gallery, found), files(gallery, signal), removal(gallery, found, place, signal)]),
   ];
 }
 
@@ -54,14 +54,16 @@ const about = (gallery, found) =>
     h("p.hint", "“kith gallery migrate” changes the recognizer while searches go on."),
   ]);
 
-function files(gallery, found, signal) {
+function files(gallery, signal) {
   const save = () => download(`${galleryPath(gallery)}/export`, `${gallery}.ndjson`, { signal });
   return h("section.card", [
     h("h2", "Export"),
     h("p", "A file of all people with their embeddings. It is not encrypted: protect it like the photos."),
     h("div.actions", button("Export", save, { icon: "upload" })),
-    h("p.hint", "It needs a key with the scope “admin”. “kith gallery import” reads the file."),
-    found.template_count > 100_000 && h("p.hint", "For a gallery as large as this one use “kith gallery export”."),
+    h(
+      "p.hint",
+      "It needs a key with the scope “admin”. “kith gallery import” reads the file; “kith gallery export” suits large galleries.",
+    ),
   ]);
 }
 

@@ -82,7 +82,6 @@ function photos({ gallery, person, templates, keeps }, adds, signal) {
           h("strong", quality ? `Photo, ${words.quality(quality.score)} quality` : "Embedding"),
           `, added ${when(template.created_at)}`,
         ]),
-        quality && bar(quality.score),
         h("div.actions", [
           button("Move", () => move(template), { icon: "move", small: true }),
           careful("Delete", question, () => remove(template), { icon: "trash", small: true }),
@@ -150,11 +149,6 @@ function mistakes(gallery, person, decoys) {
   show();
   return section;
 }
-
-const bar = (score) =>
-  h("div.meter.enough.slim", { role: "img", "aria-label": `Quality ${score.toFixed(2)} of 1` }, [
-    h("span.meter-fill", { style: { width: `${score * 100}%` } }),
-  ]);
 
 function edit(gallery, person, signal) {
   const form = personForm(person);

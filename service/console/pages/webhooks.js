@@ -4,7 +4,7 @@ import { call, part } from "../api.js";
 import { careful } from "../dialogs.js";
 import { h } from "../dom.js";
 import { counted, when } from "../numbers.js";
-import { listed, settingsHeading } from "../reports.js";
+import { renewedList, settingsHeading } from "../reports.js";
 import { button, empty, outcome, toast } from "../ui.js";
 
 export const title = () => "Webhooks";
@@ -14,9 +14,11 @@ const NONE =
 
 export function render(params, signal) {
   const load = async () => (await call("GET", "/v1/webhooks", { signal })).data;
-  const list = listed(load, card, empty("upload", "No webhooks yet", NONE), "Loading webhooks…");
+  const look = () => list.look();
+  const nothing = () => empty("upload", "No webhooks yet", NONE);
+  const list = renewedList("ul.stack", load, (one) => card(one, look), nothing, signal);
   const lead = "The service sends events, such as a stranger at a door, to the addresses listed here.";
-  return h("div.page", [settingsHeading("webhooks", lead, button("Refresh", list.show)), list]);
+  return h("div.page", [settingsHeading("webhooks", lead, button("Refresh", look)), list.elements]);
 }
 
 function card(one, again) {
