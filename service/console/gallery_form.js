@@ -19,7 +19,7 @@ export function galleryForm(from = NEW) {
   const number = (value, props) => h("input", { type: "number", value: value ?? "", step: "any", ...props });
   const checked = (on) => h("input", { type: "checkbox", checked: on });
 
-  const preset = from === NEW ? "standard" : PRESETS.find(([, , , rate]) => rate === from.risk.fpir)?.[0];
+  const preset = PRESETS.find(([, , , rate]) => rate === from.risk.fpir)?.[0];
   const current = preset ? [] : [["as-it-is", `Current: ${riskInWords(from.risk)}`]];
   const options = [...SEARCHES, ...current, ["own", "Another number…"]];
   const risk = choice(options, { value: preset ?? "as-it-is" });

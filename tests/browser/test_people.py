@@ -26,7 +26,10 @@ def test_the_first_day(visit: Opener, kith: Kith, photos: Photos) -> None:
     dialog = page.get_by_role("dialog", name="New gallery")
     dialog.get_by_label("Name", exact=True).fill("family")
     expect(dialog.get_by_role("radio", name="Keep no pictures")).to_be_checked()
-    dialog.get_by_label("How strict").select_option(label="Strict: one stranger in 10,000")
+    strict = dialog.get_by_label("How strict")
+    expect(strict.locator("option:checked")).to_have_text("Relaxed: one stranger in 100")
+    assert kith.create_gallery("default").risk == {"fpir": 0.01}
+    strict.select_option(label="Strict: one stranger in 10,000")
     assert faults(page) == []
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="No people yet")).to_be_visible()
