@@ -1,4 +1,4 @@
-"""API keys at the console, and unsaved work."""
+"""API keys at the console, below a path prefix too, and unsaved work."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ from playwright.sync_api import Page, expect
 from kith import Kith
 from tests.browser.chromium import faults
 from tests.browser.conftest import KEY, Opener, Photos, caught, choose, give_key, go, held_back, name_someone, started
+from tests.reverse_proxies import python_proxy
 
 REFUSED = {"code": "unauthorized", "title": "No key", "detail": "A key is needed.", "remedy": ""}
 TOKEN = {"id": "a" * 12, "name": "door", "token": f"kith_{'a' * 12}_secret"}
 
 
 def test_a_key_is_asked_for_kept_and_forgotten(visit: Opener, photos: Photos, tmp_path: Path) -> None:
-    """A key that can only enroll overwrites no one, whom it may not see."""
-    with started(tmp_path, api_key=KEY) as (url, kith):
-        page = visit("/galleries", url)
+    """A key that can only enroll overwrites no one, whom it may not see.
+
+    Behind a reverse proxy that serves Kith below a path prefix: nothing goes to the root of the host.
+    """
+    with started(tmp_path, api_key=KEY) as (upstream, kith), python_proxy(upstream, tmp_path) as url:
+        page, outside = visit("", url), list[str]()
+        inside = (f"{url}/", "blob:", "data:")
+        page.on("request", lambda request: None if request.url.startswith(inside) else outside.append(request.url))
+        page.goto(f"{url}/")
+        expect(page).to_have_url(f"{url}/console")
+        go(page, "/galleries")
         dialog, field = page.get_by_role("dialog", name="Your key"), page.get_by_label("Key", exact=True)
         expect(dialog).to_be_visible()
         expect(dialog.get_by_role("alert")).to_have_count(0)  # no error before the first attempt
@@ -63,6 +72,20 @@ def test_a_key_is_asked_for_kept_and_forgotten(visit: Opener, photos: Photos, tm
         dialog.get_by_role("button", name="Forget the key").click()
         expect(page.get_by_role("link", name="desk")).to_have_count(0)
         expect(other.get_by_role("dialog", name="Your key")).to_be_visible()
+
+        give_key(page)
+        go(page, "/galleries/desk/settings")
+        with page.expect_download() as exported:
+            page.get_by_role("button", name="Export").click()
+        assert "ada-king" in exported.value.path().read_text()
+        page.get_by_role("link", name="API reference").click()
+        expect(page).to_have_url(f"{url}/docs")
+        page.locator("#operations-system-getHealth").click()
+        page.get_by_role("button", name="Try it out").click()
+        with page.expect_response(f"{url}/healthz") as answer:
+            page.get_by_role("button", name="Execute").click()
+        assert answer.value.ok
+        assert outside == []
 
 
 def test_an_open_service_needs_no_key_until_the_first(visit: Opener, tmp_path: Path) -> None:
