@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from models.errors import PackError
 from models.pack.loading import load_pack
@@ -21,81 +20,34 @@ from models.pack.manifest import (
     read_manifest,
 )
 from models.runtime.network import network_sha256
-from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
-from models.vision.specs import ColorOrder, HeadKind
-
-DETECTOR_INPUTS: Final[Mapping[HeadKind, Mapping[str, Any]]] = {
-    "scrfd": {"preprocessing": {"mean": 127.5, "std": 128.0}, "preprocessing_version": "insightface-scrfd-1"},
-    "yunet": {
-        "preprocessing": {"mean": 0.0, "std": 1.0},
-        "color": "BGR",
-        "head": "yunet",
-        "preprocessing_version": "opencv-yunet-1",
-    },
-}
-"""Input format of detectors, in the manifest."""
-
-
-@dataclass(frozen=True)
-class PackDraft:
-    """Identity and networks of a pack to write.
-
-    Args:
-        dimension: length of the recognizer's embeddings.
-        alignment: crops of the recognizer.
-        embedded: the recognizer normalizes its own pixels in 0..255.
-        color: order of the recognizer's color channels.
-        preprocessing_version: name of the method that makes the recognizer's crops.
-        head: kind of the detector.
-    """
-
-    model_id: str
-    display_name: str
-    detector: Path
-    recognizer: Path
-    dimension: int
-    alignment: Alignment = STANDARD_ALIGNMENT
-    embedded: bool = False
-    color: ColorOrder = "RGB"
-    preprocessing_version: str = "insightface-arcface-1"
-    head: HeadKind = "scrfd"
 
 
 def write_pack(
     directory: Path,
-    draft: PackDraft,
+    model_id: str,
+    display_name: str,
+    tasks: Mapping[str, Mapping[str, Any]],
     calibration: Mapping[str, Any],
     provenance: Mapping[str, Any],
     metrics: Mapping[str, Any],
 ) -> ModelPack:
-    """Write manifest and calibration of a pack whose ONNX files are already in ``directory``, and load it.
+    """Write manifest and calibration of a pack whose networks are already in ``directory``, and load it.
+
+    Args:
+        tasks: fields of each task in the manifest, without the checksum of its file.
 
     Raises:
         PackError: the result does not load. The manifest is removed, the other files remain for inspection.
     """
-    alignment = draft.alignment
     (directory / CALIBRATION_FILE).write_text(json.dumps(calibration) + "\n", encoding="utf-8")
     document = {
         "manifest_version": MANIFEST_VERSION,
-        "model_id": draft.model_id,
-        "display_name": draft.display_name,
+        "model_id": model_id,
+        "display_name": display_name,
         "license": LICENSE_FILE,
         "tasks": {
-            "detection": {
-                "file": draft.detector.name,
-                "sha256": network_sha256(draft.detector),
-                **DETECTOR_INPUTS[draft.head],
-            },
-            "recognition": {
-                "file": draft.recognizer.name,
-                "sha256": network_sha256(draft.recognizer),
-                "preprocessing": "embedded" if draft.embedded else {"mean": 127.5, "std": 127.5},
-                **({} if draft.color == "RGB" else {"color": draft.color}),
-                "preprocessing_version": draft.preprocessing_version,
-                "input_size": [alignment.size_px, alignment.size_px],
-                **({} if alignment.is_standard else {"alignment": {"template": alignment.template}}),
-                "embedding_dimension": draft.dimension,
-            },
+            task: {"file": fields["file"], "sha256": network_sha256(directory / fields["file"]), **fields}
+            for task, fields in tasks.items()
         },
         "calibration": CALIBRATION_FILE,
         "provenance": provenance,

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from kith import Kith
 from models.pack.manifest import ModelPack
-from models.pack.writing import PackDraft, write_pack
+from models.pack.writing import write_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import STANDARD_ALIGNMENT, align, realign_crops, standard_alignment
 from models.vision.detection import Detector
@@ -31,6 +31,7 @@ from training.config import AugmentConfig, RunConfig
 from training.data.augment import augment, draw_uniforms
 from training.data.identities import load_identities
 from training.evaluation.embedding import load_embedder, teacher_embeddings
+from training.export.packing import manifest_tasks
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import load_run
 from training.run.people import measure_folder, own_photos
@@ -80,8 +81,7 @@ def test_a_network_of_other_crops_is_trained_exported_and_served(
 
     # The manifest states the size, and the service aligns at it.
     shutil.copyfile(pack.detection.path, made / "detector.onnx")
-    draft = PackDraft("large", "Large", made / "detector.onnx", file, TINY.embedding_dim, ALIGNMENT)
-    written = write_pack(made, draft, {}, {}, {})
+    written = write_pack(made, "large", "Large", manifest_tasks(SIDE, TINY.embedding_dim), {}, {}, {})
     manifest = json.loads((made / "manifest.json").read_text())
     assert manifest["tasks"]["recognition"]["input_size"] == [SIDE, SIDE]
     assert written.recognition.alignment == ALIGNMENT

@@ -16,8 +16,7 @@ from models.checksums import sha256_of
 from models.errors import PackError
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
-from models.pack.writing import PackDraft, replace_calibration, update_manifest, write_pack
-from models.vision.alignment import standard_alignment
+from models.pack.writing import replace_calibration, update_manifest, write_pack
 from models.vision.specs import Normalization
 from training.config import ConfigError, DataConfig, RunConfig
 from training.data.identities import list_identities, load_identities
@@ -85,7 +84,7 @@ def make_pack(
     detector_file, recognizer_file = output / "detector.onnx", output / "recognizer.onnx"
     detector_provenance = _write_detector(detector, detector_file)
     cosine, config = export_run(run, recognizer_file, precision), read_run_config(run)
-    alignment = standard_alignment(config.data.crop_px)
+    tasks = manifest_tasks(config.data.crop_px, config.backbone.embedding_dim)
     provenance = {
         "recognizer": {
             "run": config.shareable(),
@@ -95,17 +94,33 @@ def make_pack(
         },
         "detector": detector_provenance,
     }
-    dimension = config.backbone.embedding_dim
-    draft = PackDraft(name, display_name, detector_file, recognizer_file, dimension, alignment)
-    uncalibrated = write_pack(output, draft, {}, provenance, {})
+    uncalibrated = write_pack(output, name, display_name, tasks, {}, provenance, {})
     log.info("2 of 3: calibrate on LFW View 1. The first time, LFW is aligned for this detector, %s", CACHED)
     evidence = _calibration(uncalibrated, data / "lfw", cache)
     log.info("3 of 3: measure on LFW and WIDER FACE")
     metrics = evaluate_pack(uncalibrated, data, cache)
     log.info("the pack took %s", timedelta(seconds=round(time.monotonic() - began)))
-    pack = write_pack(output, draft, evidence, provenance, metrics)
+    pack = write_pack(output, name, display_name, tasks, evidence, provenance, metrics)
     write_model_card(pack)
     return pack
+
+
+def manifest_tasks(crop_px: int, dimension: int) -> dict[str, dict[str, Any]]:
+    """Return the tasks of a manifest: an SCRFD detector, and a recognizer of standard crops."""
+    return {
+        "detection": {
+            "file": "detector.onnx",
+            "preprocessing": {"mean": 127.5, "std": 128.0},
+            "preprocessing_version": "insightface-scrfd-1",
+        },
+        "recognition": {
+            "file": "recognizer.onnx",
+            "preprocessing": {"mean": 127.5, "std": 127.5},
+            "preprocessing_version": "insightface-arcface-1",
+            "input_size": [crop_px, crop_px],
+            "embedding_dimension": dimension,
+        },
+    }
 
 
 def crop_cache(recognizer: Path | ModelPack) -> Path:
