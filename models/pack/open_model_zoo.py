@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from models.checksums import sha256_of
 from models.pack.evidence import read_evidence
 from models.pack.manifest import ModelPack
 from models.pack.writing import write_pack
@@ -58,8 +57,3 @@ def build_open_model_zoo_pack(
     }
     about = "Open Model Zoo 0095 with YuNet"
     return write_pack(directory, NAME, about, tasks, measurements["calibration"], provenance, measurements["metrics"])
-
-
-def describe_source(file: Path, source: str, license: str) -> dict[str, str]:
-    """Return the provenance of a published file."""
-    return {"from": source, "file": file.name, "sha256": sha256_of(file), "license": license}

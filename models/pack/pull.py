@@ -101,15 +101,12 @@ def _assemble(entry: CatalogEntry, work: Path, directory: Path, files: list[Down
             _extract_zip(work / files[0].file, entry.downloads[0].members, directory)
         case "openvino":
             # Imported on demand: the onnx package needs 30 MB of memory.
-            from models.pack.open_model_zoo import build_open_model_zoo_pack, describe_source
+            from models.pack.open_model_zoo import build_open_model_zoo_pack
 
             xml, weights, detector = (work / file.file for file in files)
             provenance = {
-                part: describe_source(file, download.url, entry.license_of(part))
-                for part, file, download in (
-                    ("recognizer", weights, entry.downloads[1]),
-                    ("detector", detector, entry.downloads[2]),
-                )
+                part: {"from": source.url, "file": file.file, "sha256": file.sha256, "license": entry.license_of(part)}
+                for part, source, file in zip(("recognizer", "detector"), entry.downloads[1:], files[1:], strict=True)
             }
             build_open_model_zoo_pack(directory, xml, weights, detector, provenance)
         case "liveness":

@@ -67,8 +67,7 @@ def show(name: PackName, output: OutputOptions) -> None:
         _print_pack(entry, row, figures, settings)
         return
     record = read_pull_record(entry, settings.models_path) if row["here"] and entry.kind != "bundled" else None
-    document = asdict(entry) | row | {"license": asdict(entry.license)}
-    print_json(document | {"figures": dict(figures), "pulled": record})
+    print_json(row | asdict(entry) | {"figures": dict(figures), "pulled": record})
 
 
 def _print_pack(entry: CatalogEntry, row: dict[str, Any], figures: list[tuple[str, str]], settings: Settings) -> None:

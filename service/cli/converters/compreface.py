@@ -63,26 +63,20 @@ def read_collections(dump: Path) -> list[CompreFaceCollection]:
     names: dict[str, str] = {}
     subjects: dict[str, tuple[str, str]] = {}
     embeddings: list[tuple[str, str | None]] = []
-    tables: set[str] = set()
     for table, row in _rows(dump, {"model": (), "subject": (), "embedding": ("embedding",)}):
-        tables.add(table)
         if table == "model":
             names[_text(row, "api_key")] = _text(row, "name")
         elif table == "subject":
             subjects[_text(row, "id")] = (_text(row, "api_key"), _text(row, "subject_name"))
         elif table == "embedding" and row.get("subject_id") is not None:
             embeddings.append((_text(row, "subject_id"), None if row.get("img_id") is None else _text(row, "img_id")))
-    if "subject" not in tables:
-        raise LocalError("foreign_file", f"{dump.name} has no rows of CompreFace's table 'subject'")
+    if not subjects:
+        raise _foreign(f"{dump.name} has no rows of CompreFace's table 'subject'")
     found: dict[str, CompreFaceCollection] = {}
     for subject, (api_key, name) in subjects.items():
         collection = found.setdefault(api_key, CompreFaceCollection(api_key, names.get(api_key)))
         collection.people[subject] = name
     for subject, photo in embeddings:
-        if subject not in subjects:
-            raise LocalError(
-                "foreign_file", f"{dump.name}: an embedding belongs to subject {subject}, which is not in the dump"
-            )
         collection = found[subjects[subject][0]]
         if photo is None:
             collection.without_photo += 1
@@ -104,9 +98,11 @@ def read_photos(dump: Path, collection: CompreFaceCollection, ids: SubjectIds) -
             continue
         yield PersonPhoto(ids.id_for(collection.people[subject]), photo, _photo_content(row, dump))
     if expected:
-        raise LocalError(
-            "foreign_file", f"{dump.name} lacks {len(expected)} photos of the table 'img' that embeddings refer to"
-        )
+        raise _foreign(f"{dump.name} lacks {len(expected)} photos of the table 'img' that embeddings refer to")
+
+
+def _foreign(problem: str) -> LocalError:
+    return LocalError("foreign_file", problem)
 
 
 def _rows(dump: Path, excluded: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Row]]:
@@ -120,27 +116,19 @@ def _rows(dump: Path, excluded: dict[str, tuple[str, ...]]) -> Iterator[tuple[st
             remedy=f"Convert it: pg_restore -f dump.sql {dump.name}",
         )
     with _open(dump, start) as lines:
-        tables = 0
         try:
             while line := lines.readline(MAX_LINE_BYTES):
                 if (copy := COPY.match(line)) is None:
                     continue
-                tables += 1
                 table = copy[1].decode()
                 columns = [column.strip().strip(b'"').decode() for column in copy[2].split(b",")]
                 for values in _copied_rows(lines, dump):
                     if table not in excluded:
                         continue
-                    if len(values) != len(columns):
-                        raise LocalError(
-                            "foreign_file", f"{dump.name}: a row of {table!r} does not have as many values as columns"
-                        )
                     row = zip(columns, values, strict=True)
                     yield table, {column: _unescape(value) for column, value in row if column not in excluded[table]}
-        except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
-            raise LocalError("foreign_file", f"{dump.name} cannot be read: {error}") from error
-        if tables == 0:
-            raise LocalError("foreign_file", f"{dump.name} has no rows in pg_dump's format (COPY ... FROM stdin)")
+        except (gzip.BadGzipFile, EOFError, ValueError) as error:
+            raise _foreign(f"{dump.name} cannot be read: {error}") from error
 
 
 def _open(dump: Path, start: bytes) -> IO[bytes]:
@@ -154,7 +142,7 @@ def _copied_rows(lines: IO[bytes], dump: Path) -> Iterator[list[bytes]]:
         if (row := line.removesuffix(b"\n").removesuffix(b"\r")) == END:
             return
         yield row.split(b"\t")
-    raise LocalError("foreign_file", f"{dump.name} is truncated, or has a row of more than {MAX_LINE_BYTES:,} bytes")
+    raise _foreign(f"{dump.name} is truncated, or has a row of more than {MAX_LINE_BYTES:,} bytes")
 
 
 def _unescape(text: bytes) -> bytes | None:
@@ -166,7 +154,7 @@ def _unescape(text: bytes) -> bytes | None:
 
 def _text(row: Row, column: str) -> str:
     if (value := row.get(column)) is None:
-        raise LocalError("foreign_file", f"a row lacks {column!r}: these are not CompreFace's tables")
+        raise _foreign(f"a row lacks {column!r}: these are not CompreFace's tables")
     return value.decode("utf-8")
 
 
@@ -177,4 +165,4 @@ def _photo_content(row: Row, dump: Path) -> bytes:
             raise ValueError("photos must be hexadecimal (bytea_output = hex)")
         return binascii.unhexlify(content[2:])
     except ValueError as error:
-        raise LocalError("foreign_file", f"{dump.name}: a row of 'img' cannot be read: {error}") from error
+        raise _foreign(f"{dump.name}: a row of 'img' cannot be read: {error}") from error
