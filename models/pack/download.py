@@ -74,7 +74,8 @@ class Downloader:
         size: int | None = None,
         progress: Progress | None = None,
     ) -> DownloadedFile:
-        """Download ``url`` to ``target``. With a checksum, an earlier attempt resumes from ``target``.partial.
+        """Download ``url`` to ``target``, unless it is there with this checksum. With one, an earlier attempt resumes
+        from ``target``.partial.
 
         Args:
             sha256: expected checksum; None if unknown.
@@ -86,6 +87,8 @@ class Downloader:
             PullError: download_corrupt: the file had another checksum or size twice.
             PullError: disk_full: the disk is full.
         """
+        if sha256 is not None and target.is_file() and sha256_of(target) == sha256:
+            return DownloadedFile(target.name, without_credentials(url), sha256, target.stat().st_size)
         partial = target.with_name(f"{target.name}.partial")
         for _ in range(2):  # a corrupt file is downloaded once more
             self._complete(url, partial, sha256 is not None, size, progress or (lambda name, done, total: None))

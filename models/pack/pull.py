@@ -17,7 +17,7 @@ from typing import IO, Final
 
 from models.checksums import sha256_of
 from models.errors import PullError
-from models.pack.catalog import ArchiveMember, CatalogEntry, Download
+from models.pack.catalog import ArchiveMember, CatalogEntry
 from models.pack.download import DownloadedFile, Downloader, Progress
 from models.pack.verification import PULL_RECORD, check_files, pack_directory, run_networks
 
@@ -61,7 +61,7 @@ def pull(
         if all(check.ok for check in check_files(entry, models_dir)):
             return directory
         with downloader or Downloader() as client:
-            files = [_fetch(client, download, work, progress) for download in entry.downloads]
+            files = [client.fetch(d.url, work / d.file, d.sha256, d.size, progress) for d in entry.downloads]
         fresh, replaced = work / "pack", work / "replaced"
         for left in (fresh, replaced):
             shutil.rmtree(left, ignore_errors=True)
@@ -86,13 +86,6 @@ def _locked(models_dir: Path, name: str) -> Iterator[Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         work.mkdir(exist_ok=True)
         yield work
-
-
-def _fetch(client: Downloader, download: Download, work: Path, progress: Progress | None) -> DownloadedFile:
-    target = work / download.file
-    if target.is_file() and download.sha256 is not None and sha256_of(target) == download.sha256:
-        return DownloadedFile(target.name, "an earlier call", download.sha256, target.stat().st_size)
-    return client.fetch(download.url, target, download.sha256, download.size, progress)
 
 
 def _assemble(entry: CatalogEntry, work: Path, directory: Path, files: list[DownloadedFile]) -> None:
