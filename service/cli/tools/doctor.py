@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.metadata import distributions
+from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from typing import Final, Literal
 
@@ -27,12 +27,8 @@ from service.storage.damage import damage
 from service.storage.db.file_system import OWNER_REMEDY
 
 Verdict = Literal["ok", "warning", "error"]
-# Distributions that install the same import package, so that the later one overwrites files of the earlier one.
-CONFLICTING_DISTRIBUTIONS: Final = {
-    "onnxruntime": ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"),
-    "faiss": ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12", "faiss-gpu-cu11"),
-    "cv2": ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
-}
+SHARED_PACKAGES: Final = ("onnxruntime", "faiss", "cv2")
+"""Import packages that several distributions install, so that the later one overwrites files of the earlier one."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ def diagnose(settings: Settings) -> list[InstallationCheck]:
     checks = [
         InstallationCheck("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         InstallationCheck("cores", "ok", f"{available_cores()} usable"),
-        *check_conflicts(installed_versions()),
+        *check_conflicts(packages_distributions()),
         check_master_key(settings),
         check_data(settings),
     ]
@@ -80,11 +76,6 @@ def diagnose(settings: Settings) -> list[InstallationCheck]:
     except ModelError as error:
         checks.append(InstallationCheck("pack", "error", str(error)))
     return checks
-
-
-def installed_versions() -> dict[str, str]:
-    """Return the versions of installed distributions by normalized name."""
-    return {d.metadata["Name"].lower().replace("_", "-"): d.version for d in distributions() if d.metadata["Name"]}
 
 
 def check_master_key(settings: Settings) -> InstallationCheck:
@@ -125,11 +116,11 @@ def check_database(settings: Settings) -> list[InstallationCheck]:
     return damaged or [InstallationCheck("database", "ok", "sound, and every encrypted value opens")]
 
 
-def check_conflicts(installed: dict[str, str]) -> list[InstallationCheck]:
-    """Report distributions that overwrite each other's files."""
+def check_conflicts(owners: Mapping[str, list[str]]) -> list[InstallationCheck]:
+    """Report distributions that overwrite each other's files. ``owners``: distributions by import package."""
     checks = []
-    for package, names in CONFLICTING_DISTRIBUTIONS.items():
-        present = [f"{name} {installed[name]}" for name in names if name in installed]
+    for package in SHARED_PACKAGES:
+        present = sorted(set(owners.get(package, ())))
         if len(present) > 1:
             verdict: Verdict = "error" if package == "onnxruntime" else "warning"
             remedy = "uninstall all and install one; install insightface with --no-deps (docs/decisions.md, 2)"

@@ -180,10 +180,9 @@ def test_ten_of_many_lines_are_printed(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_two_onnxruntimes_are_an_error() -> None:
-    (check,) = check_conflicts({"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1", "faiss-cpu": "1"})
+    (check,) = check_conflicts({"onnxruntime": ["onnxruntime-gpu", "onnxruntime"], "faiss": ["faiss-cpu"]})
     assert check.verdict == "error"
-    assert "onnxruntime-gpu 1.31.1 overwrite each other" in check.detail
-    assert check_conflicts({"onnxruntime-gpu": "1.31.1", "opencv-python-headless": "5"}) == []
+    assert "onnxruntime and onnxruntime-gpu overwrite each other" in check.detail
 
 
 def test_this_installation_is_sound(local: Program, tmp_path: Path) -> None:
