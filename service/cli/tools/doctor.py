@@ -14,12 +14,12 @@ import numpy as np
 
 from models.engines.selection import EnginePreference, open_network, open_networks
 from models.errors import ModelError, RuntimeUnavailableError
-from models.pack.loading import load_pack, with_pulled_liveness
 from models.runtime.cuda_network import visible_gpus
 from models.runtime.onnx_runtime import available_cores, available_providers, runtime_version
 from models.runtime.openvino_network import fast_precisions, openvino_version
 from models.vision.specs import DetectionSpec, NetworkSpec
-from service.core.errors import KithError
+from service.core.errors import KithError, SettingsError
+from service.inference.recognizers import read_packs
 from service.resources import check_rights, database_exists, master_keys, open_own_database
 from service.security.master_keys import KeyFile
 from service.settings import Settings
@@ -63,17 +63,15 @@ def diagnose(settings: Settings) -> list[InstallationCheck]:
         detail = f"{openvino_version()}, precisions {', '.join(sorted(fast_precisions()))}"
         checks.append(InstallationCheck("openvino", "ok", detail))
     try:
-        packs = [load_pack(path) for path in settings.pack_paths]
-        packs[0] = with_pulled_liveness(packs[0], settings.models_path)
+        packs = read_packs(settings.pack_paths, settings.models_path)
         for pack in packs:
-            pack.verify()
             checks.append(InstallationCheck("pack", "ok", f"{pack.model_id}: checksums match"))
             checks += [InstallationCheck(name, "ok", f"ignored: {reason}") for name, reason in pack.ignored.items()]
         specs = [*packs[0].specs.values(), *(pack.recognition for pack in packs[1:])]
         checks += check_gpus(settings, specs)
         for spec in specs:
             checks += [] if settings.wish.wants_gpu else _check_network(spec, settings.wish)
-    except ModelError as error:
+    except (ModelError, SettingsError) as error:
         checks.append(InstallationCheck("pack", "error", str(error)))
     return checks
 
