@@ -76,23 +76,17 @@ def check_files(entry: CatalogEntry, models_dir: Path) -> list[PackCheck]:
     """Compare the files of a pulled pack with the catalog and its record."""
     if entry.kind == "bundled":
         return []
-    if not is_present(entry, models_dir):
-        return [PackCheck("files", False, f"{entry.name} has not been pulled")]
     try:
         recorded: dict[str, str] = read_pull_record(entry, models_dir)["files"]
     except PackError as error:
         return [PackCheck(PULL_RECORD, False, f"{error}: pull the pack again")]
     published, directory, checks = entry.known_checksums(), pack_directory(entry, models_dir), []
-    for file in sorted({*recorded, *published}):
-        expected = published.get(file) or recorded[file]
+    for file, expected in sorted((recorded | published).items()):
         source = "in the catalog" if file in published else "recorded by the pull"
-        if not (directory / file).is_file():
-            checks.append(PackCheck(file, False, "is missing: pull the pack again"))
-        elif (actual := sha256_of(directory / file)) == expected:
-            checks.append(PackCheck(file, True, f"has the sha256 {source}"))
-        else:
-            detail = f"has sha256 {actual[:12]}..., not {expected[:12]}... {source}: pull the pack again"
-            checks.append(PackCheck(file, False, detail))
+        actual = sha256_of(directory / file) if (directory / file).is_file() else "missing"
+        ok = actual == expected
+        detail = f"has the sha256 {source}" if ok else f"is {actual[:12]}, not {expected[:12]} {source}: pull it again"
+        checks.append(PackCheck(file, ok, detail))
     return checks
 
 
