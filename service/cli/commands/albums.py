@@ -68,9 +68,9 @@ def create(
     with connect(server, "create") as kith:
         created = create_if_missing(kith, gallery)
         with progress_bar(MofNCompleteColumn(), TextColumn("{task.fields[rate]}")) as progress:
-            sending = progress.add_task("sending", total=archive.size, rate="")
-            job = kith.create_album(gallery, ProgressStream(archive, progress, sending), risk, detail=detail)
-            progress.remove_task(sending)
+            stream = ProgressStream(archive, progress)
+            job = kith.create_album(gallery, stream, risk, detail=detail)
+            progress.remove_task(stream.task)
             try:
                 job = show_until_done(kith, job.id, progress)
             except KeyboardInterrupt:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.progress import DownloadColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn
-from rich.text import Text
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from models.vision.photo_files import is_photo, list_photos, printable_path, read_head, visible_subfolders
 from service.cli.commands.risk import misses_text
@@ -131,7 +130,7 @@ class _BulkEnrollment:
 
     def __init__(self, kith: Kith, gallery: str, options: dict[str, Any], report: EnrollmentReport) -> None:
         self._kith, self._gallery, self._options, self._report = kith, gallery, options, report
-        self._progress = progress_bar(_PhotoOrByteColumn(), TextColumn("{task.fields[rate]}"))
+        self._progress = progress_bar(MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
         self._task = self._progress.add_task("enrolling", total=None, rate="")
         self._done = 0
         self._folder = ""
@@ -179,7 +178,6 @@ class _BulkEnrollment:
         from kith import KithClientError
 
         report, done_before, job = self._report, self._done, None
-        sending = self._progress.add_task("sending", total=archive.size, rate="")
 
         def update(state: JobOut) -> None:
             rate = "" if state.rate is None else f"{state.rate:.1f} photos/s"
@@ -188,9 +186,9 @@ class _BulkEnrollment:
             self._progress.update(self._task, completed=done_before + state.done_count, rate=rate)
 
         try:
-            stream = ProgressStream(archive, self._progress, sending)
+            stream = ProgressStream(archive, self._progress)
             job = self._kith.enroll_archive(self._gallery, stream, **self._options)
-            self._progress.remove_task(sending)
+            self._progress.remove_task(stream.task)
             job = self._kith.wait_for(job.id, on_update=update)
         except KeyboardInterrupt:
             report.interrupted = True
@@ -234,24 +232,18 @@ class _BulkEnrollment:
 
 
 class ProgressStream:
-    """Archive that advances a progress bar as it is sent. The bar restarts when a request is retried."""
+    """Archive that advances a progress bar of its own as it is sent. The bar restarts when a request is retried."""
 
-    def __init__(self, archive: Archive, progress: Progress, task: TaskID) -> None:
-        self._archive, self._progress, self._task = archive, progress, task
+    def __init__(self, archive: Archive, progress: Progress) -> None:
+        self._archive, self._progress = archive, progress
         self.size = archive.size
+        self.task = progress.add_task("sending, MB", total=archive.size / 1e6, rate="")
 
     def __iter__(self) -> Iterator[bytes]:
-        self._progress.update(self._task, completed=0)
+        self._progress.update(self.task, completed=0)
         for chunk in self._archive:
             yield chunk
-            self._progress.advance(self._task, len(chunk))
-
-
-class _PhotoOrByteColumn(MofNCompleteColumn):
-    """Progress in photos, or in bytes while an archive is sent."""
-
-    def render(self, task: Task) -> Text:
-        return DownloadColumn().render(task) if task.description == "sending" else super().render(task)
+            self._progress.advance(self.task, len(chunk) / 1e6)
 
 
 def create_if_missing(kith: Kith, name: str) -> str:
