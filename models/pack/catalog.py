@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, StrictBool, StringConstraints, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from models.errors import PackError, PullError
+from models.errors import PackError
 from models.fields import NAME, Name, PositiveInt, Sha256, Text, checked
 
 CATALOG_PATH: Final = Path(__file__).with_suffix(".toml")
@@ -125,13 +125,6 @@ def read_catalog(path: Path = CATALOG_PATH) -> dict[str, CatalogEntry]:
     if not entries or len(catalog) < len(entries):
         raise PackError("pack", "the catalog holds no pack, or two packs of one name")
     return catalog
-
-
-def find_entry(catalog: Mapping[str, CatalogEntry], name: str) -> CatalogEntry:
-    """Return an entry by name. Raises PullError: pack_unknown."""
-    if name not in catalog:
-        raise PullError("pack_unknown", f"the catalog has no pack {name!r}")
-    return catalog[name]
 
 
 def _parse_entry(table: Any, row: int) -> CatalogEntry:

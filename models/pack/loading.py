@@ -27,7 +27,7 @@ from models.pack.manifest import (
 from models.runtime.onnx_check import BUNDLED_PACKS_DIR, check_model, read_model
 from models.vision.alignment import insightface_alignment
 from models.vision.detection import SCRFD_COLUMNS, SCRFD_STRIDES
-from models.vision.specs import DetectionSpec, Normalization, RecognitionSpec
+from models.vision.specs import DetectionSpec, NetworkSpec, Normalization, RecognitionSpec
 
 if TYPE_CHECKING:
     import onnx
@@ -92,18 +92,14 @@ def _load_unversioned(directory: Path) -> ModelPack:
     recognizers = [found for found in routed.values() if isinstance(found, RecognitionSpec)]
     ignored = {path.name: found for path, found in routed.items() if isinstance(found, str)}
     listed = "".join(f"; ignored {name}: {reason}" for name, reason in ignored.items())
-    if not detectors:
-        raise PackError(
-            "tasks.detection", f"no SCRFD or YuNet detector with five points among {directory.name}/*.onnx{listed}"
-        )
-    if not recognizers:
-        raise PackError("tasks.recognition", f"no recognizer among {directory.name}/*.onnx{listed}")
-    detection, recognition = detectors[0], _choose_recognizer(recognizers)
-    for kind, chosen, every in (("detector", detection, detectors), ("recognizer", recognition, recognizers)):
-        ignored |= {
-            spec.path.name: f"a further {kind}; {chosen.path.name} is used" for spec in every if spec is not chosen
-        }
-    pack = ModelPack(directory, directory.name, directory.name, detection, recognition, ignored=ignored)
+    recognizers.sort(key=lambda spec: spec.dimension % EMBEDDING_MULTIPLE != 0)
+    kinds: list[tuple[str, str, Sequence[NetworkSpec]]]
+    kinds = [("detection", "detector", detectors), ("recognition", "recognizer", recognizers)]
+    for task, kind, found in kinds:
+        if not found:
+            raise PackError(f"tasks.{task}", f"no {kind} among {directory.name}/*.onnx{listed}")
+        ignored |= {spec.path.name: f"a further {kind}; {found[0].path.name} is used" for spec in found[1:]}
+    pack = ModelPack(directory, directory.name, directory.name, detectors[0], recognizers[0], ignored=ignored)
     calibration = directory / CALIBRATION_FILE
     return replace(pack, calibration=read_json(calibration)) if calibration.is_file() else pack
 
@@ -118,11 +114,6 @@ def _route_file(path: Path) -> DetectionSpec | RecognitionSpec | str:
     except PackError as error:
         return error.problem
     return found
-
-
-def _choose_recognizer(found: Sequence[RecognitionSpec]) -> RecognitionSpec:
-    """Return the first recognizer with an embedding of usual length, or else the first one, as InsightFace does."""
-    return next((spec for spec in found if spec.dimension % EMBEDDING_MULTIPLE == 0), found[0])
 
 
 def _route(path: Path, graph: onnx.GraphProto) -> DetectionSpec | RecognitionSpec | str:

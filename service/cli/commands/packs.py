@@ -15,6 +15,7 @@ from rich.progress import DownloadColumn, TaskID, TransferSpeedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from models.errors import PullError
 from service.cli.connection import read_settings
 from service.cli.options import CommandGroup, OutputOptions, PackName
 from service.cli.terminal import (
@@ -294,9 +295,9 @@ def _catalog(settings: Settings) -> dict[str, CatalogEntry]:
 
 
 def _find(name: str, settings: Settings) -> CatalogEntry:
-    from models.pack import catalog
-
-    return catalog.find_entry(_catalog(settings), name)
+    if (entry := _catalog(settings).get(name)) is None:
+        raise PullError("pack_unknown", f"the catalog has no pack {name!r}")
+    return entry
 
 
 def _summary(entry: CatalogEntry, settings: Settings) -> dict[str, Any]:
