@@ -24,8 +24,8 @@ from models.engines.selection import (
 )
 from models.errors import PackError, RuntimeUnavailableError
 from models.pack.int8_samples import Crops, QuantizationSamples, collect_samples
-from models.pack.manifest import ModelPack
-from models.pack.writing import update_int8
+from models.pack.manifest import INT8_FILE, ModelPack
+from models.pack.writing import write_verified
 from models.runtime.dynamic_shapes import make_dynamic
 from models.runtime.network import Engine, Float, Network, is_ir
 from models.runtime.onnx_files import finalize_onnx, restore_fp32_weights
@@ -133,7 +133,7 @@ def quantize_pack(
                 measured = {"engines": result.engines, "photos": note, "speedup": round(result.speedup, 2)}
                 files[task] = {**known, **measured}
     if pack.has_int8 or files:
-        made = update_int8(pack.directory, files)
+        made = write_verified(pack.directory / INT8_FILE, files)
         listed = {spec.int8.path for spec in (made.detection, made.recognition) if spec.int8 is not None}
         for left in {*(pack.directory / INT8_FOLDER).glob("*.onnx")} - listed:  # of an interrupted quantization too
             left.unlink()

@@ -12,7 +12,6 @@ from models.errors import PackError
 from models.pack.loading import load_pack
 from models.pack.manifest import (
     CALIBRATION_FILE,
-    INT8_FILE,
     LICENSE_FILE,
     MANIFEST_FILE,
     MANIFEST_VERSION,
@@ -55,7 +54,7 @@ def write_pack(
     }
     manifest = directory / MANIFEST_FILE
     manifest.unlink(missing_ok=True)
-    return _write_verified(manifest, document)
+    return write_verified(manifest, document)
 
 
 def update_manifest(directory: Path, provenance: Mapping[str, Any], metrics: Mapping[str, Any]) -> ModelPack:
@@ -68,22 +67,10 @@ def update_manifest(directory: Path, provenance: Mapping[str, Any], metrics: Map
     if document is None:
         problem = f"{directory} has none of version {MANIFEST_VERSION}: only packs with a manifest can be updated"
         raise PackError(MANIFEST_FILE, problem)
-    _replace_file(
-        directory / MANIFEST_FILE, json.dumps({**document, "provenance": provenance, "metrics": metrics}, indent=2)
-    )
-    return load_pack(directory)
+    return write_verified(directory / MANIFEST_FILE, {**document, "provenance": provenance, "metrics": metrics})
 
 
-def update_int8(directory: Path, files: Mapping[str, Any]) -> ModelPack:
-    """Replace the list of a pack's INT8 files, which must already exist, and load the pack.
-
-    Raises:
-        PackError: the files do not match the pack; nothing is changed.
-    """
-    return _write_verified(directory / INT8_FILE, files)
-
-
-def _write_verified(file: Path, document: Mapping[str, Any]) -> ModelPack:
+def write_verified(file: Path, document: Mapping[str, Any]) -> ModelPack:
     """Replace a file of a pack and load the pack. Raises PackError if it does not load; the file is unchanged."""
     before = file.read_text(encoding="utf-8") if file.is_file() else None
     _replace_file(file, json.dumps(document, indent=2))

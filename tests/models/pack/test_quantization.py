@@ -90,7 +90,7 @@ def test_a_pack_without_a_manifest_is_quantized_and_serves_int8(
 
     # An interrupted quantization leaves the pack as it was.
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(quantization, "update_int8", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(quantization, "write_verified", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         quantize_pack(made, photos[::2])
     after = load_pack(plain.directory)
     after.verify()

@@ -13,7 +13,7 @@ from models.engines.selection import EngineChoice, EnginePreference, available_p
 from models.errors import PackError
 from models.pack.loading import load_pack
 from models.pack.manifest import INT8_FILE, ModelPack
-from models.pack.writing import update_int8
+from models.pack.writing import write_verified
 from models.vision.alignment import align
 from models.vision.detection import Detections, Detector
 from models.vision.recognition import Recognizer
@@ -44,6 +44,6 @@ def test_an_int8_file_of_another_network_is_not_listed(tmp_path: Path) -> None:
     directory = pack_with_int8(tmp_path / "pack")
     before = json.loads((directory / INT8_FILE).read_text())
     with pytest.raises(PackError, match=r"int8\.recognition\.of"):
-        update_int8(directory, {"recognition": {**before["recognition"], "of": "0" * 64}})
+        write_verified(directory / "int8.json", {"recognition": {**before["recognition"], "of": "0" * 64}})
     assert json.loads((directory / INT8_FILE).read_text()) == before
     assert load_pack(directory).recognition.int8
