@@ -6,9 +6,8 @@ import json
 import os
 import pty
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pytest
@@ -57,8 +56,7 @@ def mirror() -> Iterator[Server]:
         yield server
 
 
-class Models(Protocol):
-    def __call__(self, *words: str, code: int = 0, pack: str = "kith-compact") -> str: ...
+Models = Callable[..., str]
 
 
 @pytest.fixture
