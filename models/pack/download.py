@@ -41,10 +41,6 @@ class DownloadedFile:
     size: int
 
 
-class _RetryableError(Exception):
-    pass
-
-
 class Downloader:
     """HTTP client with retries and exponential backoff.
 
@@ -113,8 +109,6 @@ class Downloader:
                 raise PullError("download_failed", f"{without_credentials(url)}: {error}") from error
             except httpx.HTTPError as error:
                 problem = f"{type(error).__name__}: {error}"
-            except _RetryableError as error:
-                problem = str(error)
             except OSError as error:
                 if error.errno in DISK_FULL_ERRNOS:
                     raise PullError("disk_full", f"no room for {partial.name} in {partial.parent}") from error
@@ -127,8 +121,12 @@ class Downloader:
         with self._http.stream("GET", url, headers=headers) as response:
             if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 partial.unlink()
-                raise _RetryableError("the partial file is longer than the file on the server")
-            _check_status(response, url)
+                raise httpx.RemoteProtocolError("the partial file is longer than the file on the server")
+            if response.status_code in RETRYABLE_STATUS:
+                raise httpx.RemoteProtocolError(f"it answered {response.status_code}")
+            if not response.is_success:
+                answer = f"{response.status_code} {response.reason_phrase}"
+                raise PullError("download_failed", f"{without_credentials(url)} answered {answer}")
             if response.status_code != HTTPStatus.PARTIAL_CONTENT:
                 held = 0
             length = response.headers.get("Content-Length", "")
@@ -146,16 +144,7 @@ class Downloader:
                     progress(name, stream.tell(), total)
                 done = stream.tell()
             if total is not None and done < total:
-                raise _RetryableError(f"the response ended at byte {done} of {total}")
-
-
-def _check_status(response: httpx.Response, url: str) -> None:
-    if response.status_code in RETRYABLE_STATUS:
-        raise _RetryableError(f"it answered {response.status_code}")
-    if not response.is_success:
-        raise PullError(
-            "download_failed", f"{without_credentials(url)} answered {response.status_code} {response.reason_phrase}"
-        )
+                raise httpx.RemoteProtocolError(f"the response ended at byte {done} of {total}")
 
 
 def without_credentials(url: str) -> str:

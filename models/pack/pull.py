@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import shutil
 import zipfile
@@ -154,17 +153,12 @@ def _find_member(names: Sequence[str], member: ArchiveMember, archive: Path) -> 
 
 def _copy(stream: IO[bytes], member: ArchiveMember, target: Path) -> None:
     limit = member.size or MAX_MEMBER_BYTES
-    digest, written = hashlib.sha256(), 0
     with target.open("wb") as out:
         # Archive headers may state false sizes, so the extracted bytes are counted.
         while chunk := stream.read(CHUNK_BYTES):
-            written += len(chunk)
-            if written > limit:
+            if out.tell() + len(chunk) > limit:
                 raise PullError("archive_invalid", f"{member.file} is larger than {limit} bytes")
-            digest.update(chunk)
             out.write(chunk)
-    if member.sha256 is not None and digest.hexdigest() != member.sha256:
-        raise PullError(
-            "archive_invalid",
-            f"{member.file} has sha256 {digest.hexdigest()[:12]}..., {member.sha256[:12]}... was expected",
-        )
+    if member.sha256 not in (None, actual := sha256_of(target)):
+        problem = f"{member.file} has sha256 {actual[:12]}..., {str(member.sha256)[:12]}... was expected"
+        raise PullError("archive_invalid", problem)
