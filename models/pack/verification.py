@@ -13,7 +13,7 @@ from models.errors import ModelError, PackError
 from models.fields import checked
 from models.pack.catalog import CatalogEntry, PackKind
 from models.pack.loading import BUNDLED_PACK, LIVENESS_DIR, load_pack
-from models.pack.manifest import load_liveness, read_json, verify_file
+from models.pack.manifest import load_liveness, read_json
 from models.vision.output_check import check_outputs
 from models.vision.specs import NetworkSpec
 
@@ -100,7 +100,6 @@ def run_networks(directory: Path, kind: PackKind = "files", provider: str | None
     specs: list[NetworkSpec]
     if kind == "liveness":
         specs, summary = [load_liveness(directory)], ""
-        verify_file(specs[0].path, specs[0].sha256, "tasks.liveness.sha256")
     else:
         pack = load_pack(directory)
         pack.verify()

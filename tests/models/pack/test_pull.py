@@ -23,6 +23,7 @@ from models.pack.verification import PULL_RECORD, check_pack, is_present, read_p
 from models.vision.specs import Normalization
 from tests.http_files import File, Server, serving
 from tests.models.pack.test_minifasnet import small_network
+from tests.networks import color_network
 from tests.packs import pack_with_int8
 
 DETECTOR = (BUNDLED_PACK / "detector.onnx").read_bytes()
@@ -116,9 +117,13 @@ def test_concurrent_pulls_download_once(server: Server, models_dir: Path) -> Non
     assert len(server.requests) == 2
 
 
-def test_networks_that_do_not_run_are_not_installed(reference: Path, server: Server, models_dir: Path) -> None:
-    with pytest.raises(ModelError):
-        fetch(replace(files_pack(server), downloads=published(server, BOTH | {"recognizer.onnx": b"none"})), models_dir)
+def test_networks_that_do_not_run_are_not_installed(
+    reference: Path, server: Server, models_dir: Path, tmp_path: Path
+) -> None:
+    infinite = color_network(tmp_path / "recognizer.onnx", factor=float("inf")).read_bytes()
+    entry = replace(files_pack(server), downloads=published(server, BOTH | {"recognizer.onnx": infinite}))
+    with pytest.raises(ModelError, match="must be finite"):
+        fetch(entry, models_dir)
     assert not (models_dir / "two-files").exists()
     files = {"a.xml": b"<net/>", "a.bin": b"x", "yunet.onnx": (reference / "detector_yunet.onnx").read_bytes()}
     with pytest.raises(ModelError, match="measured with another recognizer"):
