@@ -147,23 +147,16 @@ def require_confirmation(question: str, yes: bool) -> None:
         typer.Exit: the user did not confirm.
         typer.BadParameter: stdin is closed.
     """
-    if not yes and not confirm(question, "--yes"):
-        print_note("Nothing was changed.")
-        raise typer.Exit(EXIT_NO)
-
-
-def confirm(question: str, option: str) -> bool:
-    """Ask a yes-or-no question. ``option`` is the command's option that answers yes.
-
-    Raises:
-        typer.BadParameter: stdin is closed.
-    """
+    if yes:
+        return
     stderr_console().print(f"{question} [y/N]: ", end="", markup=False, soft_wrap=True)
     answer = sys.stdin.readline()
     if not answer:
         stderr_console().print()
-        raise typer.BadParameter("There is no terminal to ask. Add this option to confirm.", param_hint=option)
-    return answer.strip().lower() in ("y", "yes")
+        raise typer.BadParameter("There is no terminal to ask. Add this option to confirm.", param_hint="--yes")
+    if answer.strip().lower() not in ("y", "yes"):
+        print_note("Nothing was changed.")
+        raise typer.Exit(EXIT_NO)
 
 
 def to_the_second(at: datetime) -> str:

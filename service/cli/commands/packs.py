@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,7 +18,6 @@ from models.errors import PullError
 from service.cli.connection import read_settings
 from service.cli.options import CommandGroup, OutputOptions, PackName
 from service.cli.terminal import (
-    confirm,
     make_table,
     print_json,
     print_line,
@@ -124,10 +122,9 @@ def _pull(entry: CatalogEntry, settings: Settings, accept_license: bool, silent:
     from models.pack.pull import pull as pull_pack
     from models.pack.verification import is_present, read_pull_record
 
-    present = is_present(entry, settings.models_path)
-    accepted = accept_license or (entry.license.acceptance and not present and _ask_license(entry))
+    accepted = accept_license or is_present(entry, settings.models_path)
     with _file_progress() as advance:
-        directory = pull_pack(entry, settings.models_path, accepted or present, advance)
+        directory = pull_pack(entry, settings.models_path, accepted, advance)
     record = {} if entry.kind == "bundled" else read_pull_record(entry, settings.models_path)
     if not silent:
         _report_pull(entry, directory)
@@ -347,14 +344,6 @@ def _accuracy(entry: CatalogEntry) -> list[tuple[str, str]]:
     bundled = entry.kind == "bundled"
     own = BUNDLED_PACK.parent / entry.name
     return accuracy_rows(load_pack(own).metrics if bundled else read_evidence(entry.name)["metrics"])
-
-
-def _ask_license(entry: CatalogEntry) -> bool:
-    """Ask at a terminal whether the license is accepted. Scripts must use --accept-license."""
-    if not sys.stdin.isatty():
-        return False
-    print_note(f"{entry.name} has the license {entry.license.name}: {entry.license.url}\n{entry.license.allows}")
-    return confirm("Do you accept this license?", "--accept-license")
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,19 +151,6 @@ def test_a_pulled_pack_is_quantized_once(models: Models, monkeypatch: pytest.Mon
     assert advice not in models("pull", "mirrored")
     assert "Replace them with --replace" in models("quantize", "mirrored", code=3)
     assert "bundled packs come with the INT8 files" in models("quantize", "kith-compact", code=3)
-
-
-@pytest.mark.usefixtures("catalog")
-@pytest.mark.parametrize(("answer", "status"), [("", 3), ("y", 0)])
-def test_the_license_is_asked_for_at_a_terminal(answer: str, status: int, mirror: Server, local: Program) -> None:
-    terminal, theirs = pty.openpty()
-    with os.fdopen(terminal, "wb", buffering=0) as keyboard, os.fdopen(theirs) as stdin:
-        keyboard.write(f"{answer}\n".encode())
-        done = local.start("models", "pull", "mirrored", stdin=stdin)
-        _, errors = done.communicate(timeout=120)
-    assert "Research only." in errors
-    assert "Do you accept this license?" in errors
-    assert (done.returncode, bool(mirror.requests)) == (status, status == 0), errors
 
 
 def test_the_default_catalog_lists_all_packs(models: Models) -> None:
