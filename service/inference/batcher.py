@@ -150,8 +150,6 @@ class Batcher(Generic[Item, Result]):
         shape_of: Callable[[Item], Hashable] | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        if not 0 < len(functions) <= devices.count:
-            raise ValueError(f"{len(functions)} functions for {devices.count} devices")
         self.name = name
         self.queue = FairQueue[Item]()
         self.seconds_per_item = 0.0

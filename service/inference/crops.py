@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from models.runtime.network import Float
-from models.vision.alignment import LANDMARK_COUNT
 from service.domain.gallery import Crop
 
 CROP_MARGIN: Final = 0.5
@@ -58,15 +57,9 @@ def decode_crop(crop: Crop) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
     Raises:
         OSError, ValueError: The crop is damaged or too large.
     """
-    try:
-        points = np.array(crop.landmarks_xy, np.float64)
-    except TypeError as error:
-        raise ValueError("landmarks must be numbers") from error
-    if points.shape != (LANDMARK_COUNT, 2) or not np.isfinite(points).all():
-        raise ValueError(f"a crop must have {LANDMARK_COUNT} finite landmarks")
     with Image.open(io.BytesIO(crop.image), formats=["WEBP"]) as image:
         if max(image.size) > MAX_STORED_SIDE_PX:
             raise ValueError(
                 f"a crop of {image.width} x {image.height} pixels exceeds {MAX_STORED_SIDE_PX} pixels a side"
             )
-        return np.asarray(image.convert("RGB")), points
+        return np.asarray(image.convert("RGB")), np.array(crop.landmarks_xy, np.float64)

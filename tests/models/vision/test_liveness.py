@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,12 +94,9 @@ def test_values_outside_0_to_1_are_rejected(spec: LivenessSpec) -> None:
             return [np.full(len(batch), self.value, np.float32)]
 
     network = Constant(spec.path)
-    for network.value in (0.0, 1.0):
-        assert (
-            LivenessClassifier(network, spec).scores(np.zeros((2, 80, 80, 3), np.uint8)).tolist() == [network.value] * 2
-        )
-    for network.value in (-0.1, 1.1, float("nan"), float("inf")):
-        with pytest.raises(PackError, match=r"outside \[0, 1\]"):
+    for network.value in (0.0, 1.0, -0.1, 1.1, float("nan"), float("inf")):
+        is_score = network.value in (0.0, 1.0)
+        with nullcontext() if is_score else pytest.raises(PackError, match=r"outside \[0, 1\]"):
             LivenessClassifier(network, spec).scores(np.zeros((2, 80, 80, 3), np.uint8))
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from typing import Any
-
 import cv2
 import numpy as np
 import pytest
@@ -17,6 +14,7 @@ from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
 from service.domain.gallery import Crop
 from service.inference import crops
+from tests.service.inference.image_files import encode
 
 Photo = NDArray[np.uint8]
 
@@ -63,21 +61,9 @@ def test_at_the_border_nothing_is_made_up(detector: Detector, astronaut: Photo) 
     assert points == pytest.approx(landmarks[0], abs=0.01)
 
 
-def webp(width: int, height: int) -> bytes:
-    image = io.BytesIO()
-    Image.new("RGB", (width, height)).save(image, "WEBP")
-    return image.getvalue()
-
-
-@pytest.mark.parametrize("landmarks", [None, {}, "x", [[1, 2]] * 4, [["a", "b"]] * 5, [[None, 1]] * 5])
-def test_landmarks_that_were_imported_are_not_believed(landmarks: Any) -> None:
-    with pytest.raises(ValueError):
-        crops.decode_crop(Crop(b"", landmarks))
-
-
 def test_damaged_and_huge_crops_are_refused() -> None:
     points = ((0.0, 0.0),) * 5
     with pytest.raises(OSError):
         crops.decode_crop(Crop(b"RIFF....WEBP", points))
     with pytest.raises(ValueError, match="1025 x 8"):
-        crops.decode_crop(Crop(webp(crops.MAX_STORED_SIDE_PX + 1, 8), points))
+        crops.decode_crop(Crop(encode(Image.new("RGB", (crops.MAX_STORED_SIDE_PX + 1, 8)), "WEBP"), points))

@@ -17,7 +17,6 @@ from kith.wire.faces import PhotoOut
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
-from tests.service.inference.image_files import oriented
 
 Photo = NDArray[np.uint8]
 
@@ -72,11 +71,3 @@ def test_small_faces_are_cut_from_the_whole_photo(kith: Kith, group: Photo) -> N
     (found,), (expected,) = kith.embed(photo).images, kith.embed(uncompressed(photo)).images
     assert len(found.faces) == 6
     check(found, expected, 1 / (640 / 2560), 0.995)
-
-
-@pytest.mark.parametrize("orientation", [3, 5, 6, 8])
-def test_a_large_photo_may_be_stored_turned(kith: Kith, astronaut: Photo, orientation: int) -> None:
-    upright = enlarged(astronaut[:, :400], 4.0025, 0)
-    (expected,) = kith.embed(jpeg(upright, 95)).images
-    (found,) = kith.embed(oriented(upright, orientation, quality=95)).images
-    check(found, expected, 1.5 / (640 / 2048), 0.995)
