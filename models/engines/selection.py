@@ -266,18 +266,16 @@ def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: Pr
             raise RuntimeUnavailableError(f"{engine} has no {pinned} on this processor; it has {listed} (KITH_RUNTIME)")
         return EngineChoice(engine, pinned, "pinned")
     if pinned is not None:
-        return _choose_float(engine, precisions, "INT8 is pinned, but the pack has no INT8 of this network")
-    if "int8" not in precisions:
-        return _choose_float(engine, precisions, "this processor has no fast INT8")
-    if spec.int8 is None:
-        return _choose_float(engine, precisions, "the pack has no INT8")
-    if not spec.int8.is_accurate(engine):
-        return _choose_float(engine, precisions, "the loss of the pack's INT8 is above the limit or unknown")
-    return EngineChoice(engine, "int8", "the pack has INT8 with a loss within the limits")
-
-
-def _choose_float(engine: Engine, available: AbstractSet[Precision], no_int8: str) -> EngineChoice:
-    if "bf16" not in available:
+        no_int8 = "INT8 is pinned, but the pack has no INT8 of this network"
+    elif "int8" not in precisions:
+        no_int8 = "this processor has no fast INT8"
+    elif spec.int8 is None:
+        no_int8 = "the pack has no INT8"
+    elif not spec.int8.is_accurate(engine):
+        no_int8 = "the loss of the pack's INT8 is above the limit or unknown"
+    else:
+        return EngineChoice(engine, "int8", "the pack has INT8 with a loss within the limits")
+    if "bf16" not in precisions:
         return EngineChoice(engine, "fp32", f"{no_int8}, and {engine} has no faster bf16 here")
     return EngineChoice(engine, "bf16", f"{no_int8}; this processor has fast bf16")
 

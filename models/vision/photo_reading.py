@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -78,9 +77,6 @@ class PhotoReader:
         """Return a sentence with the number of unreadable photos and the first names; empty if all can be read."""
         if not self.unreadable:
             return ""
-        rest = ", ..." if len(self.unreadable) > NAMED else ""
-        return f"{len(self.unreadable)} photos cannot be read and are left out: {', '.join(self._first())}{rest}"
-
-    def _first(self) -> Iterator[str]:
-        for path, reason in sorted(self.unreadable.items())[:NAMED]:
-            yield f"{printable_path(path)} ({reason})"
+        named = [f"{printable_path(path)} ({reason})" for path, reason in sorted(self.unreadable.items())]
+        named[NAMED:] = ["..."] if len(named) > NAMED else []
+        return f"{len(self.unreadable)} photos cannot be read and are left out: {', '.join(named)}"

@@ -218,10 +218,9 @@ def decode_rgb(payload: bytes, size: tuple[int, int], reduction: float) -> NDArr
         # Readers may find different sizes in a damaged file. Decode only the size that was checked.
         if simplejpeg.decode_jpeg_header(payload)[1::-1] != size:
             return None
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(payload, "RGB", min_height=height, min_width=width)
+        return np.asarray(simplejpeg.decode_jpeg(payload, "RGB", min_height=height, min_width=width), np.uint8)
     except ValueError:
         return None
-    return pixels if pixels.shape[:2] == (height, width) else None
 
 
 def _segments(payload: bytes) -> Iterator[int]:

@@ -136,19 +136,6 @@ def test_faces_on_the_edges_of_tiles_are_found_once(detector: Detector, portrait
     assert found_at(np.array(boxes), faces) == [1] * 12
 
 
-@pytest.mark.parametrize("face_px", [250, 1500])
-def test_a_face_larger_than_a_tile_is_found_once(detector: Detector, astronaut: Image, face_px: float) -> None:
-    (face,) = detector.detect([astronaut])
-    portrait = Portrait(astronaut, face.boxes_xyxy[0]).scaled(face_px)
-    photo = np.full((4000, 6000, 3), 120, np.uint8)
-    tall, wide = (min(side, most) for side, most in zip(portrait.photo.shape[:2], photo.shape[:2], strict=True))
-    photo[:tall, :wide] = portrait.photo[:tall, :wide]
-    faces = find_faces(detector, photo, "high")
-    found = overlaps(portrait.box[None], faces.boxes_xyxy)[0]
-    assert found.sum() == 1
-    assert faces.scores[~found].max(initial=0) < 0.6  # no part of the face
-
-
 @pytest.mark.parametrize("has_large_face", [False, True])
 def test_a_large_photo_may_be_rotated(detector: Detector, portraits: list[Portrait], has_large_face: bool) -> None:
     """A large face tells the orientation of the whole photo, so that no other one is tried."""
