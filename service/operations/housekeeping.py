@@ -101,10 +101,7 @@ class Housekeeping(PeriodicTask):
         return now
 
     def _sweep(self, now: datetime) -> None:
-        self._next_s = self._clock.boot_s() + SWEEP_INTERVAL.total_seconds()
         swept = self._retention.sweep(now, lambda: self._stopping)
-        for pk, error in swept.failed:
-            log.warning("retention of the gallery with key %d failed: %s", pk, error.detail)
         if swept.removed:
             log.info("erased after expiry: %s", ", ".join(f"{count} {kind}" for kind, count in swept.removed.items()))
         for gallery in swept.galleries:
@@ -114,3 +111,4 @@ class Housekeeping(PeriodicTask):
         self._store.jobs.delete_finished(self._jobs_days)
         self._store.albums.delete_expired(now)
         self._tidy(self._store.jobs)
+        self._next_s = self._clock.boot_s() + SWEEP_INTERVAL.total_seconds()

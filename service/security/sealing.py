@@ -62,10 +62,6 @@ class Seal:
     def _cipher(self) -> AESGCM:
         return self._keys[0]
 
-    def unlock(self) -> None:
-        """Load the key now, so that later operations do not wait for it."""
-        self._keys  # noqa: B018 - cached by the property
-
     def close(self, value: bytes, purpose: str) -> bytes:
         nonce = os.urandom(NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, value, purpose.encode())

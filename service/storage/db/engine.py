@@ -45,7 +45,7 @@ from service.storage.db.file_system import (
     check_database_file,
     check_file_system,
 )
-from service.storage.db.key_vault import SECRETS, SERVICE_SECRETS, Vault
+from service.storage.db.key_vault import SERVICE_SECRETS, Vault
 from service.storage.db.tables import api_key_versions, galleries, last_change, metadata
 from service.storage.db.triggers import create_triggers
 
@@ -103,13 +103,7 @@ def open_database(url: str, master: MasterKeys) -> Database:
     Raises StorageError, and MasterKeyError if the database belongs to another master key.
     """
     vault = Vault(master)
-    database = Database(_prepared_engine(url, vault), vault)
-    try:
-        database.unwrap_secrets()
-    except BaseException:
-        database.close()
-        raise
-    return database
+    return Database(_prepared_engine(url, vault), vault)
 
 
 def _prepared_engine(url: str, vault: Vault) -> Engine:
@@ -127,6 +121,8 @@ def _prepared_engine(url: str, vault: Vault) -> Engine:
                 _prepare_tables(connection, vault)
                 # BEGIN succeeds without the right to write. A standby and a read-only file refuse this, too.
                 connection.execute(sa.delete(galleries).where(sa.false()))
+                for name in SERVICE_SECRETS:
+                    vault.secret(connection, name)
             opened.pop_all()
             return engine
     except ModuleNotFoundError as error:
@@ -335,13 +331,6 @@ class Database:
             elif connection.execute(sa.select(sa.func.current_setting("transaction_read_only"))).scalar_one() == "on":
                 raise StorageError("the PostgreSQL server is a standby, or its default is read-only", ACCOUNT_REMEDY)
 
-    def unwrap_secrets(self) -> None:
-        """Unwrap the service's secrets outside of any transaction. Raises StorageError, MasterKeyError."""
-        with self.read() as connection:
-            rows = connection.execute(SECRETS).all()
-        for row in rows:
-            self.vault.unwrap(row)
-
     def with_own_pool(self, connections: int) -> Database:
         """Return the same database with its own connection pool, for long transactions. The caller closes it."""
         return Database(_engine(self._writer.url, pool_size=connections, max_overflow=0), self.vault)
@@ -440,21 +429,17 @@ class Database:
                 raise conflict from error
 
     @contextmanager
-    def change(self, gallery: Gallery, sealed: bool = True, as_read: bool = False) -> Iterator[Connection]:
+    def change(self, gallery: Gallery, as_read: bool = False) -> Iterator[Connection]:
         """Open a writing transaction on a gallery.
 
         It first gives the gallery's row a new version, which locks it. Writers of one gallery therefore commit one
         after the other, in the order of its change log: a follower that knows the last number missed no line.
 
-        Args:
-            sealed: unlock the gallery's key before the transaction begins; False if the key may be lost.
-            as_read: require that no template was enrolled or removed since ``gallery`` was read (GalleryChangedError).
+        ``as_read``: require that no template was enrolled or removed since ``gallery`` was read (GalleryChangedError).
 
-        Raises GalleryMovedError: another recognizer since ``gallery`` was read; GalleryNotFoundError, MasterKeyError.
+        Raises GalleryMovedError: another recognizer since ``gallery`` was read; GalleryNotFoundError.
         """
         deleted = deleted_meanwhile(gallery)
-        if sealed:
-            gallery.seal.unlock()
         with self.write(deleted) as connection:
             own = galleries.c.pk == gallery.pk
             changing = galleries.update().where(own).values(version=new_version())

@@ -147,14 +147,12 @@ def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new
     wanted = [event for event in new if any(webhook.filter.wants(gallery.name, event) for webhook in known)]
     if not wanted:
         return
+    xid = connection.execute(XID).scalar_one() if connection.dialect.name == "postgresql" else 0
     try:
-        gallery.seal.unlock()
+        for event in wanted:
+            _insert(connection, gallery, event, xid)
     except MasterKeyError as error:
         log.warning("events of gallery %d are not reported: %s", gallery.pk, error.detail)
-        return
-    xid = connection.execute(XID).scalar_one() if connection.dialect.name == "postgresql" else 0
-    for event in wanted:
-        _insert(connection, gallery, event, xid)
 
 
 def _insert(connection: Connection, gallery: Gallery | Origin, event: Event, xid: int) -> None:

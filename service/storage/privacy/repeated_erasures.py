@@ -42,7 +42,7 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known], as_of:
     """
     here = set(connection.execute(sa.select(erasures.c.id)).scalars())
     found = [gallery_of(row, vault) for row in connection.execute(gallery_rows().where(VISIBLE)).all()]
-    by_key = {name: gallery.pk for gallery in found if (name := erasure.key_name(gallery.seal))}
+    by_key = {name: gallery.pk for gallery in found if (name := erasure.key_name(gallery.seal, may_be_lost=True))}
     moves: defaultdict[tuple[str, str | None], set[str]] = defaultdict(set)
     """Who was merged or promoted into someone, directly or not, by data key and keyed hash."""
     repeated = []

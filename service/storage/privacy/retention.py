@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -11,7 +12,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from kith.wire.fields import rfc3339
-from service.core.errors import GalleryMovedError, GalleryNotFoundError, KithError, RefusedError, StorageError
+from service.core.errors import GalleryMovedError, GalleryNotFoundError, RefusedError, StorageError
 from service.domain.gallery import Gallery
 from service.storage.audit.log import note
 from service.storage.db.engine import Database
@@ -30,14 +31,10 @@ MAX_SHARE: Final = 0.1
 
 @dataclass
 class SweepResult:
-    """Result of a sweep. ``galleries``: those that lost rows. ``failed``: keys of others, and why: a lost key.
-
-    ``removed``: subjects and templates, with strangers.
-    """
+    """Result of a sweep. ``galleries``: those that lost rows. ``removed``: subjects and templates, with strangers."""
 
     galleries: list[Gallery] = field(default_factory=list)
     removed: Counter[str] = field(default_factory=Counter)
-    failed: list[tuple[int, KithError]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -62,13 +59,9 @@ class Retention:
         with self._database.read() as connection:
             rows = connection.execute(gallery_rows().where(VISIBLE).order_by(galleries.c.pk)).all()
         for gallery in (gallery_of(row, self._database.vault) for row in rows):
-            try:
+            with suppress(GalleryNotFoundError, GalleryMovedError):  # deleted, or left to the next sweep
                 for due in _all_due(gallery, now):
                     self._erase(gallery, due, stopped, result)
-            except (GalleryNotFoundError, GalleryMovedError):
-                pass  # deleted, or left to the next sweep
-            except KithError as error:  # of this gallery only; the others are still swept
-                result.failed.append((gallery.pk, error))
         old = idempotency.c.created_at < now - timedelta(days=ANSWERS_DAYS)
         with self._database.read() as connection:
             is_any_old = connection.execute(sa.select(sa.exists().where(old))).scalar_one()

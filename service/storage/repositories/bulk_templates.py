@@ -35,7 +35,6 @@ class BulkStore:
 
         Raises GalleryNotFoundError, GalleryMovedError, StorageError.
         """
-        gallery.seal.unlock()
         with self._database.change(gallery) as connection, bulk_rows.large_page_cache(connection):
             return admit(self._database.vault, connection, gallery, items, people)
 

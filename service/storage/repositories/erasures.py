@@ -75,12 +75,17 @@ class ErasureStore:
         return None if row is None else with_log_emptied(self._database, Receipt.model_validate(row))
 
 
-def key_name(seal: Seal) -> str:
-    """Return a name of a gallery's data key, the same after a restore; "" for a lost key."""
+def key_name(seal: Seal, may_be_lost: bool = False) -> str:
+    """Return a name of a gallery's data key, the same after a restore; "" for one that may be lost, and is.
+
+    Raises MasterKeyError: it is lost, and a restore could not repeat the erasure.
+    """
     try:
         return seal.pseudonym("gallery", "")
     except MasterKeyError:
-        return ""
+        if may_be_lost:
+            return ""
+        raise
 
 
 def with_log_emptied(database: Database, receipt: Receipt) -> Receipt:
@@ -144,7 +149,7 @@ def erase(
             its id.
         among: restricts the rows.
     """
-    key, before = key_name(gallery.seal), sizes(connection, gallery.pk)
+    key, before = key_name(gallery.seal, may_be_lost=kind == "gallery"), sizes(connection, gallery.pk)
     chosen = named(gallery.pk, kind, subject, template) & (sa.true() if among is None else among)
     moved: Sequence[str] = ()
     if kind == "subject":

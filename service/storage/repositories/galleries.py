@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -10,7 +9,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError
+from service.core.errors import GalleryExistsError, GalleryNotFoundError
 from service.domain.gallery import Gallery, GalleryCounts, GallerySettings
 from service.storage.audit.log import append, note
 from service.storage.db.engine import new_version
@@ -20,7 +19,6 @@ from service.storage.repositories import erasures
 from service.storage.repositories.erasures import ErasingStore, Receipt, entry_of
 from service.storage.repositories.gallery_rows import VISIBLE, gallery_of, gallery_rows, update_gallery, webhooks_state
 
-log = logging.getLogger(__name__)
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
 GALLERY: Final = gallery_rows().where(VISIBLE, galleries.c.name == sa.bindparam("gallery"))
 VERSION: Final = sa.select(galleries.c.pk, galleries.c.version, webhooks_state().label("webhooks")).where(
@@ -62,10 +60,7 @@ class GalleryStore(ErasingStore):
         return gallery
 
     def get(self, name: str) -> Gallery:
-        """Return the gallery in its latest version, with its key unwrapped. A lost key is reported at first use.
-
-        Raises GalleryNotFoundError.
-        """
+        """Return the gallery in its latest version. Raises GalleryNotFoundError."""
         if (cached := self._cache.current(name)) is not None:
             return cached
         # Read the file's version first: any later write changes it.
@@ -77,16 +72,10 @@ class GalleryStore(ErasingStore):
                 self._cache.put(before, file_version)
                 return before
         row = self._database.first(GALLERY, {"gallery": name})
-        if before is not None and (row is None or row.pk != before.pk):
-            self._database.vault.evict(before.pk)  # another process deleted it
         if row is None:
             self._cache.evict(name)
             raise GalleryNotFoundError(f"there is no gallery {name!r}")
         gallery = gallery_of(row, self._database.vault)
-        try:
-            gallery.seal.unlock()
-        except MasterKeyError as error:
-            log.warning("gallery %s: %s. Run 'kith doctor'.", gallery.pk, error.detail)
         if gallery.webhooks:
             with self._database.read() as connection:
                 filters = [webhook.filter for webhook in read_webhooks(connection, self._database.vault)]
@@ -95,10 +84,9 @@ class GalleryStore(ErasingStore):
         return gallery
 
     def evict_changed(self) -> None:
-        """Evict galleries that changed, including names that another process erased, and keys of deleted galleries."""
+        """Evict galleries that changed, with names that another process erased, or were deleted, with their keys."""
         query = sa.select(galleries.c.name, galleries.c.version).where(galleries.c.name.in_(self._cache.names_cached()))
         with self._database.read() as connection:
-            self._database.vault.evict_deleted(connection)
             now = {row.name: row.version for row in connection.execute(query)}
         self._cache.evict_all_but(lambda name, version: now.get(name) == version)
 
@@ -131,10 +119,9 @@ class GalleryStore(ErasingStore):
     def delete(self, name: str) -> tuple[Gallery, Receipt]:
         """Delete a gallery with all its subjects; return it with the receipt. Raises as :meth:`update`."""
         gallery = self.get(name)
-        with self._database.change(gallery, sealed=False) as connection:
+        with self._database.change(gallery) as connection:
             receipt = erasures.erase(connection, gallery, "gallery")
             assert receipt is not None  # noqa: S101 - its row is locked
             append(self._database.vault, connection, [entry_of(receipt, "gallery_deleted")])
-        self._database.vault.evict(gallery.pk)
         self._cache.evict(name)
         return gallery, erasures.with_log_emptied(self._database, receipt)

@@ -246,7 +246,6 @@ class JobStore:
         self, job: Job, outcomes: Sequence[ItemOutcome], seconds: float, total: int | None = None, **details: Any
     ) -> bool:
         """Record outcomes, like :func:`record_in`, in its own transaction."""
-        job.seal.unlock()
         with self._owned(job) as (connection, _):
             return record_in(connection, job, outcomes, seconds, total, **details)
 

@@ -67,7 +67,6 @@ class StrangerStore(ErasingStore):
 
         None is founded if anything was erased since ``gallery`` was read. Raises as :meth:`Database.change`.
         """
-        gallery.seal.unlock()
         seen: list[tuple[Stranger | None, bool]] = []
         for sighting in sightings:
             pairs = zip(seen, sightings, strict=False)

@@ -146,27 +146,6 @@ def test_a_lost_or_truncated_key_is_told_and_never_replaced(tmp_path: Path) -> N
     start(in_folder(tmp_path, master_key=elsewhere.read_text()))
 
 
-def test_a_reused_gallery_number_after_a_restore_has_another_key(tmp_path: Path) -> None:
-    settings = in_folder(tmp_path)
-    file, copy = tmp_path / "kith.db", tmp_path / "copy"
-    with closing_store(settings) as server:
-        put_back(file, copy)
-        before = server.galleries.create("x", "f" * 32, 8, GallerySettings())
-        assert server.galleries.get("x").pk == before.pk
-        put_back(copy, file)
-        server.galleries.create("y", "f" * 32, 8, GallerySettings())
-        gallery = server.galleries.get("y")
-        assert gallery.pk == before.pk
-        server.subjects.put(gallery, "ada", "Ada", {}, [])
-    with closing_store(settings) as restarted:
-        assert restarted.subjects.get(restarted.galleries.get("y"), "ada").name == "Ada"
-
-
-def put_back(source: Path, target: Path) -> None:
-    with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
-        one.backup(other)
-
-
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
