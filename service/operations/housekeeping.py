@@ -86,7 +86,7 @@ class Housekeeping(PeriodicTask):
                 self._sweep(now)
             self._store.receivers.sweep(now)
         finally:
-            self._database.truncate_wal_if_written()  # other processes may have deleted data too
+            self._database.truncate_wal()  # other processes may have deleted data too
 
     def _checked_now(self) -> datetime | None:
         """Return the current time; None: the clock is not reliable."""

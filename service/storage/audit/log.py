@@ -100,7 +100,7 @@ def record_entries(
     for gallery, new in reported:
         events.setdefault(gallery.pk, (gallery, []))[1].extend(new)
     found = list(entries)
-    with database.write(CONFLICT, uncached=True) as connection:
+    with database.write(CONFLICT) as connection:
         # Before the head of the audit: no two writers wait for each other. Deleted galleries report nothing.
         for pk in connection.execute(LOCK_GALLERIES, {"pks": list(events)}).scalars().all() if events else ():
             publish(database.vault, connection, *events[pk])
@@ -137,7 +137,7 @@ def prune_lines(database: Database, before: datetime, stopped: Callable[[], bool
     """Delete lines from before a time, in short transactions, and return their number. Raises StorageError."""
     total, count = 0, PRUNED_LINES
     while count == PRUNED_LINES and not stopped():
-        with database.write(CONFLICT, uncached=True) as connection:
+        with database.write(CONFLICT) as connection:
             count = prune(database.vault, connection, before)
         total += count
     return total

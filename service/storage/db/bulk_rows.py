@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -56,17 +55,6 @@ def raise_highest_key(connection: Connection, table: sa.Table, key: int) -> None
 def _sequence(table: sa.Table) -> sa.Function[Any]:
     (key,) = table.primary_key.columns
     return sa.func.pg_get_serial_sequence(table.name, key.name)
-
-
-def is_in(
-    connection: Connection, column: sa.ColumnElement[Any], values: Sequence[str] | Sequence[int]
-) -> sa.ColumnElement[bool]:
-    """Return a condition for thousands of values: it binds one parameter, so that the statement stays the same."""
-    if connection.dialect.name == "sqlite":
-        listed = sa.func.json_each(json.dumps(values)).table_valued("value")
-        return column.in_(sa.select(listed.c.value))
-    kind = sa.Text() if isinstance(column.type, sa.String) else sa.BigInteger()
-    return column == sa.any_(sa.literal(values, sa.ARRAY(kind)))
 
 
 def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -267,12 +267,6 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
 
-def _data_version(connection: sqlite3.Connection) -> int:
-    # Fetching all rows ends the statement, and with it its snapshot.
-    ((version,),) = connection.execute("PRAGMA data_version").fetchall()
-    return int(version)
-
-
 def write_json(value: object) -> str:
     """Return the JSON of a column."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode()
@@ -303,7 +297,6 @@ class Database:
         self._single = engine if self.file is not None else engine.execution_options(isolation_level="AUTOCOMMIT")
         self._watching = threading.Lock()
         self._watch: sqlite3.Connection | None = None
-        self._seen = self._file_version = 0
 
     def server_time(self) -> datetime | None:
         """Return PostgreSQL's clock, which all Kith servers share; None for SQLite. Raises StorageError."""
@@ -341,40 +334,22 @@ class Database:
                 self._watch.close()
         self._writer.dispose()
 
-    def file_version(self, wait: bool = True) -> int | None:
+    def file_version(self) -> int | None:
         """Return a number that changes with every commit to the SQLite file by any process, in microseconds.
 
-        Commits of :meth:`write` with ``uncached`` do not count. None: PostgreSQL, an unreadable file, or, without
-        ``wait``, another thread is reading the number.
+        None: PostgreSQL, or an unreadable file.
         """
-        if self.file is None or not self._watching.acquire(blocking=wait):
+        if self.file is None:
             return None
-        try:
-            if (seen := self._watched_version()) != self._seen:
-                self._seen, self._file_version = seen, self._file_version + 1
-            return self._file_version
-        except sqlite3.Error:
-            return None  # the read that follows reports the error
-        finally:
-            self._watching.release()
-
-    def _watched_version(self) -> int:
-        if self._watch is None:
-            # The number is relative to one connection, and ignores that connection's own commits: keep one that never
-            # writes (sqlite.org/pragma.html#pragma_data_version).
-            self._watch = sqlite3.connect(self.file or "", timeout=0, isolation_level=None, check_same_thread=False)
-        return _data_version(self._watch)
-
-    @contextmanager
-    def _uncounted(self, connection: Connection) -> Iterator[None]:
-        """Keep the file's version over a commit by ``connection``, unless another connection commits, too."""
-        own: Any = connection.connection.driver_connection
-        before = _data_version(own), self.file_version()  # no other connection can commit now
-        yield
-        with self._watching, suppress(sqlite3.Error):
-            seen = self._watched_version()
-            if (_data_version(own), self._file_version) == before:  # until now, only ``own`` has committed
-                self._seen = seen
+        with self._watching, suppress(sqlite3.Error):  # the read that follows reports the error
+            if self._watch is None:
+                # The number is relative to one connection, and ignores that connection's own commits: keep one that
+                # never writes (sqlite.org/pragma.html#pragma_data_version).
+                self._watch = sqlite3.connect(self.file, timeout=0, isolation_level=None, check_same_thread=False)
+            # Fetching all rows ends the statement, and with it its snapshot.
+            ((version,),) = self._watch.execute("PRAGMA data_version").fetchall()
+            return int(version)
+        return None
 
     def truncate_wal(self) -> bool | None:
         """Checkpoint and truncate SQLite's write-ahead log, so that no file keeps deleted data.
@@ -392,14 +367,6 @@ class Database:
             return False
         return not busy
 
-    def truncate_wal_if_written(self) -> None:
-        """Truncate SQLite's write-ahead log if any process wrote to it. Otherwise only the file's size is read."""
-        if self.file is None:
-            return
-        with suppress(OSError):  # no log, or a transient error that the next call meets again
-            if self.file.with_name(f"{self.file.name}-wal").stat().st_size > 0:
-                self.truncate_wal()
-
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Open a reading transaction on one snapshot. Raises StorageError."""
@@ -412,19 +379,15 @@ class Database:
             return connection.execute(query, values).first()
 
     @contextmanager
-    def write(self, conflict: KithError, uncached: bool = False) -> Iterator[Connection]:
+    def write(self, conflict: KithError) -> Iterator[Connection]:
         """Open a writing transaction, which is on disk when the block ends. Raises StorageError.
 
-        ``conflict`` is raised when a constraint rejects a change. ``uncached``: the transaction changes nothing that
-        galleries or API keys are cached with.
+        ``conflict`` is raised when a constraint rejects a change.
         """
-        with _translated("writing failed"), ExitStack() as committed:
+        with _translated("writing failed"):
             try:
-                connection = committed.enter_context(self._writer.connect())
-                with connection.begin():
+                with self._writer.begin() as connection:
                     yield connection
-                    if uncached and self.file is not None:
-                        committed.enter_context(self._uncounted(connection))
             except IntegrityError as error:
                 raise conflict from error
 

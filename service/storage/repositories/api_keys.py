@@ -42,7 +42,7 @@ class KeyStore:
     def cached_ring(self) -> Keyring | None:
         """Return the cached keys, in microseconds, if the database file did not change since they were read."""
         ring, _, file_version = self._cached or (None, None, None)
-        return ring if file_version is not None and file_version == self._database.file_version(wait=False) else None
+        return ring if file_version is not None and file_version == self._database.file_version() else None
 
     def ring(self) -> Keyring:
         """Return all keys in their latest version. Raises StorageError, MasterKeyError."""
@@ -135,7 +135,7 @@ class KeyStore:
 
     def record_usage(self, at: Mapping[str, datetime]) -> None:
         """Store the last use of keys by id."""
-        with self._database.write(_CONFLICT, uncached=True) as connection:
+        with self._database.write(_CONFLICT) as connection:
             for key_id, when in sorted(at.items()):  # one lock order for all writers: no deadlock
                 earlier = api_keys.c.used_at.is_(None) | (api_keys.c.used_at < when)
                 connection.execute(api_keys.update().where(api_keys.c.id == key_id, earlier).values(used_at=when))

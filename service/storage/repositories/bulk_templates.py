@@ -89,7 +89,7 @@ class Export:
 
     def _subjects(self, keys: list[int]) -> dict[int, dict[str, Any]]:
         columns = [subjects.c[c] for c in ("pk", "sealed", "created_at", "updated_at")]
-        query = sa.select(*columns).where(bulk_rows.is_in(self._connection, subjects.c.pk, keys))
+        query = sa.select(*columns).where(subjects.c.pk.in_(keys))
         opened = ((row, open_subject(self.gallery.seal, row.sealed)) for row in self._connection.execute(query))
         return {
             row.pk: {
@@ -113,7 +113,7 @@ class Export:
             query = query.outerjoin(vectors, own)
         if self._with_crops:
             query = query.outerjoin(crops, crops.c.template_pk == templates.c.pk)
-        rows = self._connection.execute(query.where(bulk_rows.is_in(self._connection, templates.c.pk, keys))).all()
+        rows = self._connection.execute(query.where(templates.c.pk.in_(keys))).all()
         seal, sealed = self.gallery.seal, [row.vector for row in rows if row.vector is not None]
         opened = iter(seal.open_vectors(sealed, self.gallery.generation, self.gallery.dimension))
         items = dict[int, dict[str, Any]]()

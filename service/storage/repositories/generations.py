@@ -213,7 +213,7 @@ class GenerationStore:
         for start in range(0, len(keys), DROP_BATCH):
             check()
             batch = vectors.c.template_pk.in_(keys[start : start + DROP_BATCH]) & (vectors.c.generation == generation)
-            with self._database.write(StorageError("vectors are in use"), uncached=True) as connection:
+            with self._database.write(StorageError("vectors are in use")) as connection:
                 connection.execute(vectors.delete().where(batch))
 
     # Fill of a generation

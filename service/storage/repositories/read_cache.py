@@ -80,7 +80,7 @@ class VersionedCache(Generic[Key, Value]):
 class ReadCache:
     """Galleries as last read, with ids and names of subjects by row key, faces by subject, and findings.
 
-    ``file_version``: version of the database file, which any write changes; None if it is not known at once.
+    ``file_version``: version of the database file, which any write changes; None of PostgreSQL.
     """
 
     def __init__(self, file_version: Callable[[], int | None]) -> None:

@@ -86,13 +86,13 @@ class ReceiverStore:
         """Store the place of a receiver. Return False if it is no longer at ``before``: it was replayed or deleted."""
         at = {"receiver": receiver_pk, "xid_before": before.position.xid, "pk_before": before.position.event_pk}
         values = {**after.position._asdict(), **{name: getattr(after, name) for name in STATE}}
-        with self._database.write(_CONFLICT, uncached=True) as connection:
+        with self._database.write(_CONFLICT) as connection:
             return connection.execute(MOVE, at | values).rowcount == 1
 
     def replay(self, webhook: Webhook) -> int:
         """Set a webhook back to the first stored event, and switch it on; return the number of events after it."""
         start = {"xid": 0, "event_pk": 0, "failing_s": 0, "failing_since": None, "error": None}
-        with self._database.write(_CONFLICT, uncached=True) as connection:
+        with self._database.write(_CONFLICT) as connection:
             connection.execute(receivers.update().where(receivers.c.pk == webhook.pk).values(**start))
             return connection.execute(sa.select(sa.func.count()).select_from(events)).scalar_one()
 
@@ -103,7 +103,7 @@ class ReceiverStore:
 
     def announce(self, receiver_pk: int, topics: Sequence[str]) -> None:
         """Store the topics of devices that a broker retains."""
-        with self._database.write(_CONFLICT, uncached=True) as connection:
+        with self._database.write(_CONFLICT) as connection:
             connection.execute(receivers.update().where(receivers.c.pk == receiver_pk).values(announced=sorted(topics)))
 
     def sweep(self, now: datetime | None) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from service.storage.db.engine import Database
 from service.storage.events.log import EventLog
 from service.storage.repositories.albums import AlbumStore
@@ -29,7 +27,7 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.cache = ReadCache(partial(database.file_version, wait=False))
+        self.cache = ReadCache(database.file_version)
         self.galleries = GalleryStore(database, self.cache)
         self.subjects = SubjectStore(database, self.cache)
         self.templates = TemplateStore(database, self.cache)

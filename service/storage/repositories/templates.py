@@ -282,7 +282,7 @@ def _owners_and_vectors(
         sa.select(templates.c.id, subjects.c.sealed, vectors.c.vector)
         .join(subjects, subjects.c.pk == templates.c.subject_pk)
         .outerjoin(vectors, (vectors.c.template_pk == templates.c.pk) & (vectors.c.generation == gallery.generation))
-        .where(templates.c.gallery_pk == gallery.pk, bulk_rows.is_in(connection, templates.c.id, ids))
+        .where(templates.c.gallery_pk == gallery.pk, templates.c.id.in_(ids))
     )
     found = connection.execute(query).all() if ids else []
     sealed = [row.vector for row in found if row.vector is not None]
@@ -301,7 +301,7 @@ def _subject_pks(connection: Connection, gallery: Gallery, ids: Iterable[str]) -
     """Return the row keys of those subjects that exist."""
     lookups = {subject_lookup(gallery.seal, subject): subject for subject in ids}
     query = sa.select(subjects.c.lookup, subjects.c.pk).where(subjects.c.gallery_pk == gallery.pk)
-    found = connection.execute(query.where(bulk_rows.is_in(connection, subjects.c.lookup, list(lookups))))
+    found = connection.execute(query.where(subjects.c.lookup.in_(lookups)))
     return {lookups[row.lookup]: row.pk for row in found}
 
 

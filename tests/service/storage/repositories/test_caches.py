@@ -23,8 +23,6 @@ from service.domain.findings import HygieneFinding, HygieneReport
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectLabel
 from service.security.sealing import Seal, new_key
 from service.settings import Settings
-from service.storage.audit.log import Entry, record_entries
-from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.read_cache import SubjectFaces, VersionedCache
 from service.storage.repositories.store import Store
 from service.storage.repositories.templates import TemplateStore
@@ -127,32 +125,6 @@ def test_sqlite_is_a_file(path: str) -> None:
     """Another connection to it sees the same."""
     with pytest.raises(StorageError, match="path"):
         open_database(f"sqlite:///{path}")
-
-
-def test_the_services_own_audit_lines_empty_no_cache(tmp_path: Path, rng: np.random.Generator) -> None:
-    with Process(f"sqlite:///{tmp_path / 'kith.db'}") as one:
-        probe, keys = filled(one.store, "g", rng)[0].vector, KeyStore(one.database)
-        url, line = one.database.engine.url.render_as_string(), Entry("identified", None)
-        found, _ = one.search("g", probe), keys.ring()
-
-        def look() -> int:
-            """Return how many statements the keys and a search take."""
-            assert one.search("g", probe) == found
-            return one.statements_of(lambda: (keys.ring(), one.search("g", probe)))
-
-        assert look() == 0
-        for _ in range(3):
-            record_entries(one.database, [line])
-            assert keys.cached_ring() is not None and one.statements_of(lambda: one.search("g", probe)) == 0
-        with Process(url) as two:
-            # Each change of another process is noticed, also one between two audit lines, or right after one.
-            two.store.subjects.put(two.store.galleries.get("g"), "s0", "Ada", {}, [])
-            record_entries(one.database, [line])
-            assert keys.cached_ring() is None
-            assert one.search("g", probe)[0].name == "Ada"
-            record_entries(one.database, [line])
-            two.store.subjects.put(two.store.galleries.get("g"), "s0", "Bea", {}, [])
-            assert one.search("g", probe)[0].name == "Bea"
 
 
 def test_verifications_read_a_subject_only_after_a_write(
