@@ -75,9 +75,9 @@ release: setup
 lock: setup
 	UV=$(BIN)/uv requirements/lock
 
-# The long version of the fault-injection tests: docs/faults.md.
+# The fault-injection tests, five times or RUNS, at other instants each time: docs/faults.md.
 test-faults: setup
-	KITH_FAULTS=long $(BIN)/pytest tests/faults
+	for run in $$(seq $(or $(RUNS),5)); do $(BIN)/pytest tests/faults || exit 1; done
 
 # Build the image without a Docker engine and test it (as root; lists missing programs): docs/deployment.md.
 container-check: setup

@@ -28,7 +28,7 @@ OTHERS: Final = {
     "command line": ("URL", "CLIENT_KEY"),
     "proxy": ("LISTEN", "NODE_1", "NODE_2", "PATH_PREFIX", "REQUESTS_PER_MINUTE", "TLS_FILE", "TLS_LISTEN"),
     "servers of databases": ("MINIO_PASSWORD", "POSTGRES_PASSWORD"),
-    "tests": ("BROWSER", "DATA", "EXAMPLES", "FAULTS", "IMAGE", "REFERENCE", "TEST_MILVUS"),
+    "tests": ("BROWSER", "DATA", "EXAMPLES", "IMAGE", "REFERENCE", "TEST_MILVUS"),
 }
 """Variables after ``KITH_`` of other programs, which may share an environment or a ``.env`` with the service."""
 _SERVICE_LINK: Final = re.compile(

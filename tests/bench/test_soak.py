@@ -16,7 +16,6 @@ from bench.soak_load import PEOPLE, Asking, Book, Client, Known, Photos
 from kith import Kith
 from models.vision.recognition import l2_normalize
 from tests.conftest import jpeg
-from tests.faults import LONG
 
 pytestmark = pytest.mark.long
 
@@ -35,10 +34,10 @@ class One:
         return False
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"] if LONG else ["sqlite"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_soak(data: Path, kind: str, request: pytest.FixtureRequest) -> None:
     url = None if kind == "sqlite" else request.getfixturevalue("postgres").create("soak")
-    figures = soak(Plan.of(1, 4) if LONG else SHORT, data, url)
+    figures = soak(SHORT, data, url)
     assert figures["wrong"] == []
     assert figures["answers"] > 50
     assert figures["killed"], "a server was killed"

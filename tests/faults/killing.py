@@ -84,7 +84,7 @@ class Case:
     Attributes:
         step: runs as ``step(url, path, pipe)`` in a process of its own, and sends a message after each part.
         holds: ``holds(scene, said, ended)`` checks the database after each kill, and after a run to the end.
-        kills: number of kills, and of those with KITH_FAULTS=long.
+        kills: number of kills.
         words, delay_s: bounds of the messages before a kill, and of the time after them.
         ends: whether the step ends by itself.
     """
@@ -92,7 +92,7 @@ class Case:
     prepare: Callable[[Scene], None]
     step: Callable[[str, Path, Any], None]
     holds: Callable[[Scene, list[Any], bool], None]
-    kills: tuple[int, int]
+    kills: int
     words: tuple[int, int] = (1, 2)
     delay_s: float = 0.05
     ends: bool = True

@@ -23,7 +23,6 @@ from service.server import embedded
 from service.settings import load_settings
 from tests.certificates import certify
 from tests.conftest import ROOT, is_eventually, jpeg
-from tests.faults import LONG
 from tests.faults.servers import Server, free_port, serving
 from tests.milvus_lite import MilvusLite
 from tests.postgres import Postgres
@@ -64,7 +63,6 @@ def scaled(
         yield nodes, url
 
 
-@pytest.mark.skipif(not LONG, reason="make container-check, make test-faults")
 def test_a_node_is_killed_and_comes_back(
     scaled: tuple[list[Server], str], astronaut: NDArray[np.uint8], group: NDArray[np.uint8]
 ) -> None:

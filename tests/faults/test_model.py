@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -27,7 +28,6 @@ from service.storage.privacy.retention import Retention
 from service.storage.repositories import strangers as strangers_module
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.strangers import Sighting
-from tests.faults import LONG
 from tests.faults.history import NEVER, History, Kind, Step, contradictions
 from tests.faults.killing import Process
 from tests.faults.workers import DIMENSION, Node, Task, write
@@ -250,10 +250,10 @@ class Storage:
             return "diverse" if is_diverse else found
 
         seen, _ = self.store.strangers.remember(self.gallery, faces, self.node.followers.nearest, decide, self.now)
-        met = dict[str, int | None]()
+        met = set[tuple[str, int | None]]()
         for face, found, nearest in zip(faces, seen, compared, strict=True):
             owned = {name: one.templates for name, one in self.strangers.items()}
-            others = owned.keys() - {name for name, photo in met.items() if photo == face.photo is not None}
+            others = owned.keys() - {name for name, photo in met if photo == face.photo is not None}
             best = brute_force(owned, face.vector, 1, others)
             assert (nearest is None) == (not best)
             if best:
@@ -264,14 +264,14 @@ class Storage:
                 if similarity >= THRESHOLD:
                     assert found is not None and found.id == name
                     self.meet(name, face)
-                    met[name] = face.photo
+                    met.add((name, face.photo))
                     continue
             if self.is_late and self.erased:
                 assert found is None
                 self.done["not founded"] += 1
                 continue
             assert found is not None and found.id not in self.strangers
-            met[found.id] = face.photo
+            met.add((found.id, face.photo))
             self.strangers[found.id] = Known(self.now, self.now, 1, [face])
             self.events.append((found.id, ("stranger_first_seen", found.id, 1)))
             while len(self.strangers) > MAX_STRANGERS:
@@ -429,7 +429,8 @@ class Storage:
 def test_two_servers_agree_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "MAX_STRANGERS", MAX_STRANGERS)
     done = Counter[str]()
-    for seed in range(30 if LONG else 2):
+    for seed in (3, random.randrange(2**32)):  # with the first one, everything is refused or erased again that may be
+        print("seed", seed)
         (folder := tmp_path / str(seed)).mkdir()
         storage = Storage(folder, seed)
         storage.play(200)
@@ -472,7 +473,7 @@ def test_answers_of_concurrent_operations_agree(database_url: DatabaseUrl) -> No
         commit_late(url)
     weights = {"enroll": 3.0, "move": 3.0, "delete": 1.0, "delete subject": 0.5, "trim": 0.3, "read": 5.0}
     for name in ("one", "another"):
-        counters, steps = CONTEXT.Array("q", WRITERS, lock=False), 1500 if LONG else 100
+        counters, steps = CONTEXT.Array("q", WRITERS, lock=False), 200
         tasks = [Task(url, name, i, WRITERS, steps, weights) for i in range(WRITERS)]
         running[name] = [Process(write, task, counters) for task in tasks]
     for name, writers in running.items():

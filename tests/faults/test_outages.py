@@ -22,7 +22,6 @@ import pytest
 from kith import KithClientError
 from models.vision.recognition import l2_normalize
 from service.server import SHUTDOWN_CLOSE_S, SHUTDOWN_REQUESTS_S
-from tests.faults import LONG
 from tests.faults.killing import pause
 from tests.faults.servers import Server, serving
 from tests.postgres import Postgres
@@ -39,9 +38,7 @@ TOLD_S = 15
 PATIENCE_S = 120
 
 
-@pytest.mark.parametrize("mode", ["immediate", "fast"] if LONG else ["immediate"])
-def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode: str) -> None:
-    """Restart PostgreSQL. ``immediate`` is a crash with log recovery; ``fast`` closes every connection."""
+def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.create(f"kith_{uuid.uuid4().hex}")
     acknowledged: dict[str, str | None] = {}
     interrupted: list[str] = []
@@ -78,7 +75,7 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
             kith.create_gallery("g")
         clients = [threads.submit(work, number) for number in range(CLIENTS)]
         try:
-            for _ in range(6 if LONG else 2):
+            for mode in ("immediate", "fast"):  # a crash with log recovery; a stop that closes every connection
                 for _ in range(10):
                     assert searched.acquire(timeout=60)
                 postgres.stop(mode)

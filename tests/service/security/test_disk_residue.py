@@ -25,7 +25,6 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.security.master_keys import new_key_text
 from tests.conftest import jpeg
-from tests.faults import LONG
 from tests.faults.killing import pause
 from tests.faults.servers import Server
 from tests.packs import BUNDLED_DIMENSION
@@ -201,7 +200,7 @@ def photos(astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], nobody: NDArr
     return [jpeg(image) for image in (astronaut, actor, nobody)]
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"] if LONG else ["sqlite"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_files_contain_no_personal_data(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, photos: list[bytes]
 ) -> None:
