@@ -10,7 +10,7 @@ from service.core.errors import StorageError
 from service.security.master_keys import GivenKeys, KeyFile, MasterKeys, Source
 from service.settings import Settings
 from service.storage.db.engine import Database, open_database
-from service.storage.db.file_system import OPEN_REMEDY, check_database_file, check_file_system, check_writable
+from service.storage.db.file_system import OPEN_REMEDY, check_database_file, check_writable
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.shared_indexes import SharedIndexes
 
@@ -73,12 +73,10 @@ def _is_missing(settings: Settings) -> bool:
 
 
 def _check_creation(settings: Settings) -> None:
-    """Check that a database and its keys can be created, without creating them."""
+    """Check that the keys of a new database can be read or created, without creating them."""
     configured = (settings.master_key, settings.master_key_file) != (None, None)
     if configured or settings.default_key_path.exists():
         master_keys(settings).first()
-    assert settings.database_file is not None  # noqa: S101 - _is_missing was true
-    check_file_system(_existing(settings.database_file.parent))
 
 
 def _existing(folder: Path) -> Path:

@@ -43,7 +43,6 @@ from service.storage.db.file_system import (
     OPEN_REMEDY,
     OWNER_REMEDY,
     check_database_file,
-    check_file_system,
 )
 from service.storage.db.key_vault import SERVICE_SECRETS, Vault
 from service.storage.db.tables import api_key_versions, galleries, last_change, metadata
@@ -112,9 +111,7 @@ def _prepared_engine(url: str, vault: Vault) -> Engine:
             engine = _engine(sa.make_url(url))
             opened.callback(engine.dispose)
             if engine.dialect.name == "sqlite":
-                file = Path(engine.url.database or "").absolute()
-                check_file_system(file.parent)
-                check_database_file(file)
+                check_database_file(Path(engine.url.database or "").absolute())
             with engine.execution_options(write=True).begin() as connection:
                 if engine.dialect.name == "postgresql":
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
@@ -131,6 +128,8 @@ def _prepared_engine(url: str, vault: Vault) -> Engine:
         failure = storage_error("the database cannot be opened", error)
         if type(failure) is StorageError and failure.remedy == StorageError("").remedy:
             failure.remedy = OPEN_REMEDY
+        if type(failure) is StorageBusyError:  # SQLite does not tell failing locks from those of other processes
+            failure.remedy += f" If no other process uses the database: {LOCAL_DISK_REMEDY}"
         raise failure from error
     except OSError as error:
         raise StorageError(f"the database cannot be opened: {error}", OPEN_REMEDY) from error
