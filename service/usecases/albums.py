@@ -75,7 +75,7 @@ class AlbumJobs:
             pks, poor = (np.array([pk for pk, _ in faces], np.int64)[rows] for rows in (is_usable, ~is_usable))
             _, photos = np.unique([face.hash for _, face in faces if not face.reasons], return_inverse=True)
             work = partial(group_faces_of_album, vectors[is_usable], photos, calibration, options["risk"])
-            found, threshold = await self.backend.heavy.run((KIND, album.id), work)
+            found, threshold = await self.backend.heavy.run(work)
             context.check()
             groups = [[(int(pks[row]), certainty) for row, certainty in members] for members in found]
             await context.run(store.albums.set_groups, context.job, album, groups + singles(poor.tolist()), threshold)

@@ -10,7 +10,7 @@ from service.usecases.backend import Backend
 
 
 async def inspect_gallery(backend: Backend, gallery: Gallery) -> HygieneReport:
-    """Return the findings of a gallery. Concurrent requests share one computation, which is kept until a change.
+    """Return the findings of a gallery. They are kept until a change: a request that waited finds them.
 
     Raises:
         RecognizerMismatchError: the gallery's recognizer is not served.
@@ -33,4 +33,4 @@ async def inspect_gallery(backend: Backend, gallery: Gallery) -> HygieneReport:
 
     if cached := store.cache.findings.get(gallery, [None]):
         return cached[None]
-    return await backend.heavy.run(("hygiene", gallery.pk, gallery.fingerprint), inspect)
+    return await backend.heavy.run(inspect)

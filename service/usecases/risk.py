@@ -34,7 +34,7 @@ async def derive_and_report(backend: Backend, gallery: str, targets: Sequence[fl
     backend.recognizers.for_gallery(found)
     refresh = partial(backend.risks.refresh, gallery, exact=True)
     with suppress(GalleryMovedError):  # the move derives the evidence of the new recognizer
-        await backend.heavy.run(("evidence", found.pk), refresh)
+        await backend.heavy.run(refresh)
     return await backend.threads.run(_report, backend, await backend.find_gallery(gallery), targets)
 
 

@@ -1,72 +1,39 @@
-"""Computations over whole galleries are shared, take turns, and leave the threads of requests free."""
+"""Computations over whole galleries take turns, and leave the threads of requests free."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from functools import partial
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
-from service.core.errors import OverloadedError
-from service.jobs.heavy_work import MAX_WAITING, HeavyWork
+from service.core.actor import Actor, acting_as, current_actor
+from service.jobs.heavy_work import HeavyWork
 from service.risk.gallery_risks import GalleryRisks
 from service.usecases import hygiene
 
 
-class Computation:
-    """Blocks until ``end`` is set. Counts its runs and how many ran at once."""
+def test_computations_take_turns_and_an_error_is_its_callers_alone() -> None:
+    turn = threading.Lock()
 
-    def __init__(self) -> None:
-        self.end = threading.Event()
-        self.runs = self.most = self._running = 0
+    def compute(number: int) -> tuple[str, int]:
+        assert turn.acquire(blocking=False), "two at once"
+        time.sleep(0.01)
+        turn.release()
+        return current_actor().name, 12 // number
 
-    def __call__(self) -> int:
-        self.runs += 1
-        self._running += 1
-        self.most = max(self.most, self._running)
-        assert self.end.wait(60)
-        self._running -= 1
-        return self.runs
-
-
-def test_callers_of_one_key_share_a_run_and_keys_take_turns() -> None:
-    async def ask() -> None:
-        heavy, computation = HeavyWork(), Computation()
-        first = [asyncio.create_task(heavy.run("a", computation)) for _ in range(5)]
-        other = asyncio.create_task(heavy.run("b", computation))
-        await asyncio.sleep(0)
-        first[0].cancel()  # the others still get the result
-        computation.end.set()
-        assert await asyncio.gather(*first[1:]) == [1] * 4
-        assert (await other, computation.most) == (2, 1)
-        assert await heavy.run("a", computation) == 3, "a later caller gets a new run"
-
-    asyncio.run(ask())
-
-
-def test_errors_reach_each_caller_and_the_next_run_is_free() -> None:
-    async def ask() -> None:
+    async def ask() -> list[object]:
         heavy = HeavyWork()
-        failed = await asyncio.gather(*(heavy.run("a", lambda: 1 // 0) for _ in range(2)), return_exceptions=True)
-        assert [type(error) for error in failed] == [ZeroDivisionError] * 2
-        assert await heavy.run("a", lambda: 7) == 7
+        with acting_as(Actor("key:a")):
+            runs = [heavy.run(partial(compute, number)) for number in (1, 0, 3)]
+            return await asyncio.gather(*runs, return_exceptions=True)
 
-    asyncio.run(ask())
-
-
-def test_too_many_computations_are_rejected() -> None:
-    async def ask() -> None:
-        heavy, computation = HeavyWork(), Computation()
-        waiting = [asyncio.create_task(heavy.run(n, computation)) for n in range(MAX_WAITING)]
-        await asyncio.sleep(0)
-        with pytest.raises(OverloadedError):
-            await heavy.run("another", computation)
-        computation.end.set()
-        assert sorted(await asyncio.gather(*waiting)) == list(range(1, MAX_WAITING + 1))
-
-    asyncio.run(ask())
+    first, failed, last = asyncio.run(ask())
+    assert (first, type(failed), last) == (("key:a", 12), ZeroDivisionError, ("key:a", 4))
 
 
 @pytest.mark.parametrize(
