@@ -19,7 +19,6 @@ from service.storage.repositories.jobs import Job, JobStore
 
 RESERVED_BYTES: Final = 256_000_000
 """Disk space reserved for the database."""
-CHECK_INTERVAL_BYTES: Final = 16_000_000
 ABANDONED_AFTER_S: Final = 3600.0
 """Age of the last write after which a file without a job is abandoned."""
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -47,34 +46,22 @@ class Spool:
         """Delete the archive of a job, if this node has it."""
         self.path(job_id).unlink(missing_ok=True)
 
-    def check_free_space(self, size: int) -> None:
-        """Check that the disk has room for ``size`` more bytes. Raises StorageFullError."""
-        with _disk_full_errors():
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            free = shutil.disk_usage(self._folder).free
-        if size + RESERVED_BYTES > free:
-            raise StorageFullError(f"{size} more bytes are needed and {max(0, free - RESERVED_BYTES)} are available")
-
     def write(self, file: SealedWriter, block: bytes) -> None:
-        """Write a block and check the free space regularly. Raises StorageFullError.
-
-        Announced sizes are not trusted, and other processes write too.
-        """
-        before = file.tell()
+        """Write a block. Raises StorageFullError: announced sizes are not trusted, and other processes write too."""
+        self._check_free_space(len(block))
         file.write(block)
-        if file.tell() // CHECK_INTERVAL_BYTES > before // CHECK_INTERVAL_BYTES:
-            self.check_free_space(0)
 
     @contextmanager
-    def receiving(self, job_id: str, seal: Seal) -> Iterator[SealedWriter]:
+    def receiving(self, job_id: str, seal: Seal, announced: int = 0) -> Iterator[SealedWriter]:
         """Return a file for a job's archive; call :meth:`sync` at the end. It is deleted if the block raises.
 
-        Raises StorageFullError.
+        Raises StorageFullError; at once, if the disk has no room for the ``announced`` bytes.
         """
         archive = self.archive(job_id, seal)
         try:
             with _disk_full_errors():
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._check_free_space(announced)
                 with archive.writing() as file:
                     yield file
         except BaseException:
@@ -100,6 +87,11 @@ class Spool:
         for path in files:
             if path.name not in kept:
                 path.unlink(missing_ok=True)
+
+    def _check_free_space(self, size: int) -> None:
+        free = shutil.disk_usage(self._folder).free
+        if size + RESERVED_BYTES > free:
+            raise StorageFullError(f"{size} more bytes are needed and {max(0, free - RESERVED_BYTES)} are available")
 
 
 @contextmanager

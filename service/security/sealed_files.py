@@ -42,10 +42,6 @@ class SealedWriter:
             self._put(self._held[:CHUNK_BYTES], last=False)
             del self._held[:CHUNK_BYTES]
 
-    def tell(self) -> int:
-        """Return the number of plaintext bytes written."""
-        return self._place * CHUNK_BYTES + len(self._held)
-
     def finish(self) -> None:
         """Write the last chunk and flush. Call once. Raises OSError."""
         self._put(self._held, last=True)

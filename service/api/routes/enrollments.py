@@ -58,8 +58,8 @@ async def queue_archive(
     # An archive is recognized by content: a coding is the compression of its tar.
     set_body_limit(request, backend.settings.max_upload_bytes, streamed=True, codings=("gzip", "zstd"))
     job_id = uuid.uuid4().hex
-    await backend.threads.run(backend.spool.check_free_space, int(request.headers.get("content-length", 0)))
-    with backend.spool.receiving(job_id, gallery.seal) as file:
+    announced = int(request.headers.get("content-length", 0))
+    with backend.spool.receiving(job_id, gallery.seal, announced) as file:
         await _receive(request, backend, file)
         await backend.threads.run(backend.spool.sync, file)
         job = await backend.threads.run(backend.store.jobs.create, gallery, kind, parameters, job_id, beginning)
