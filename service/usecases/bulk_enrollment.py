@@ -84,9 +84,7 @@ class BulkEnrollment:
         found = await context.run(read, archive, self.limits, options.strip, context.check)
         done = await context.run(context.done)
         await context.run(record_other_files, context, found, done)
-        run = _Run(
-            self.backend, context, options, await context.run(self.backend.store.galleries.get, context.job.gallery)
-        )
+        run = _Run(self.backend, context, options, gallery)
         waiting = _waiting(iterate_members(archive, self.limits, options.names), found, done)
         try:
             await run.derive_risk()  # an earlier process may have ended before it did

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kith.wire.subjects import ChecksIn, DecoyIn, DecoyOut
-from service.core.errors import GalleryMovedError, InvalidRequestError
+from service.core.errors import InvalidRequestError
 from service.domain.gallery import Gallery, NewTemplate
 from service.inference.recognizers import check_recognizer, check_vectors
 from service.security.api_keys import Caller
 from service.usecases.backend import Backend
-from service.usecases.enrollment_checks import choose_face, embed_for, new_template, template_from_face
+from service.usecases.enrollment_checks import choose_face, embed_for, enroll_on, new_template, template_from_face
 
 
 async def add_decoy(
@@ -21,17 +21,12 @@ async def add_decoy(
     """
     if len(body.photos) + len(body.embeddings) != 1:
         raise InvalidRequestError("send exactly one photo or embedding")
-    if body.embeddings:
-        caller.check_vectors("embeddings")
-    gallery = await backend.reload_gallery(snapshot)
-    if body.embeddings and body.recognizer is None and not gallery.moved:
-        body.recognizer = gallery.fingerprint  # the embedding stays this recognizer's if the gallery moves now
-    while True:
+
+    async def add(gallery: Gallery) -> tuple[DecoyOut, bool]:
         template = await _embed(backend, gallery, body)
-        try:
-            return await backend.threads.run(backend.store.decoys.add, gallery, subject, template)
-        except GalleryMovedError:
-            gallery = await backend.reload_gallery(gallery)
+        return await backend.threads.run(backend.store.decoys.add, gallery, subject, template)
+
+    return await enroll_on(backend, snapshot, caller, body, add)
 
 
 async def _embed(backend: Backend, gallery: Gallery, body: DecoyIn) -> NewTemplate:

@@ -28,6 +28,7 @@ from service.usecases.documents import Document, encode_json, face_document, pro
 from service.usecases.enrollment_checks import (
     choose_face,
     embed_for,
+    enroll_on,
     needs_identity_check,
     new_template,
     refuse_identities,
@@ -58,17 +59,8 @@ async def enroll(
 
     Raises the rejection of a single photo or embedding.
     """
-    if body.embeddings:
-        caller.check_vectors("embeddings")
-    gallery = await backend.reload_gallery(snapshot)
-    if body.embeddings and body.recognizer is None and not gallery.moved:
-        body.recognizer = gallery.fingerprint  # the embeddings stay this recognizer's if the gallery moves now
     enrollment = _Enrollment(backend, caller, subject, body, key, only_new)
-    while True:
-        try:
-            return await enrollment.run(gallery)
-        except GalleryMovedError:
-            gallery = await backend.reload_gallery(gallery)
+    return await enroll_on(backend, snapshot, caller, body, enrollment.run)
 
 
 @dataclass(frozen=True)
@@ -85,15 +77,16 @@ class _Enrollment:
     async def run(self, gallery: Gallery) -> Enrolled:
         backend, body = self.backend, self.body
         served = backend.recognizers.for_gallery(gallery)
-        if earlier := await self._stored_answer(gallery):
-            return Enrolled(earlier, True, True)
+        exists = None
         if self.only_new:  # before the photos are compared with the templates of an existing subject
             try:
                 await backend.threads.run(backend.store.subjects.refuse_existing, gallery, self.subject)
-            except SubjectExistsError:  # perhaps created by the first attempt of this request
-                if earlier := await self._stored_answer(gallery):
-                    return Enrolled(earlier, True, True)
-                raise
+            except SubjectExistsError as error:  # perhaps created by the first attempt of this request
+                exists = error
+        if earlier := await self._stored_answer(gallery):
+            return Enrolled(earlier, True, True)
+        if exists is not None:
+            raise exists
         if body.recognizer is not None or body.embeddings:
             check_recognizer(gallery, body.recognizer)
 

@@ -10,13 +10,14 @@ from typing import Final, TypeVar
 import numpy as np
 
 from kith.wire.common import FaceChoice
-from kith.wire.subjects import ChecksIn
+from kith.wire.subjects import ChecksIn, DecoyIn, EnrollIn
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
 from models.vision.face_search import Detail
 from models.vision.quality import QualityGate
 from service.core.errors import (
     DuplicateSubjectError,
+    GalleryMovedError,
     ImageError,
     InconsistentTemplateError,
     KithError,
@@ -31,14 +32,39 @@ from service.risk.decision import score_candidates
 from service.risk.gallery_risks import GalleryRisks
 from service.risk.search import depth_of
 from service.risk.threshold import ImpostorRisk, thresholds_for
+from service.security.api_keys import Caller
 from service.storage.repositories.store import Store
 from service.usecases.backend import Backend
 
 Key = TypeVar("Key")
+Result = TypeVar("Result")
 DUPLICATE_RISK: Final = RiskTarget("fpir", 0.001)
 """Maximum rate of new people mistaken for an enrolled subject, independent of the gallery's risk."""
 MAX_FALSE_INCONSISTENT: Final = 0.05
 """Maximum share of true pairs rejected as inconsistent. The EER applies if it is lower."""
+
+
+async def enroll_on(
+    backend: Backend,
+    snapshot: Gallery,
+    caller: Caller,
+    body: EnrollIn | DecoyIn,
+    enroll: Callable[[Gallery], Awaitable[Result]],
+) -> Result:
+    """Enroll the photos and embeddings of ``body``, again if the gallery moves to another recognizer meanwhile.
+
+    Raises ForbiddenError: embeddings, without the scope vectors.
+    """
+    if body.embeddings:
+        caller.check_vectors("embeddings")
+    gallery = await backend.reload_gallery(snapshot)
+    if body.embeddings and body.recognizer is None and not gallery.moved:
+        body.recognizer = gallery.fingerprint  # the embeddings stay this recognizer's if the gallery moves now
+    while True:
+        try:
+            return await enroll(gallery)
+        except GalleryMovedError:
+            gallery = await backend.reload_gallery(gallery)
 
 
 async def embed_for(
