@@ -32,7 +32,6 @@ from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.cuda_network import CudaNetwork, Device, diagnose_cuda, visible_gpus
 from models.runtime.network import Float
 from service.index.faiss_structures import exact, similarities_at, trainer_for
-from service.index.protocol import Kind
 
 PLAIN: Final = "fp32"
 CONFIGURATIONS: Final = {PLAIN: False, "fp16": True}
@@ -150,29 +149,27 @@ def search(plan: Plan, _: Path) -> list[Row]:
     """Search as galleries do: candidates from the GPU, then an exact comparison. The depth is the smallest that meets
     the recall target. Uses the index structures alone, without SQL."""
     rows = []
-    kinds: tuple[Kind, ...] = ("compact",) if plan.rehearsal else ("exact", "compact")
     build = trainer_for("cpu" if plan.rehearsal else "gpu")
     for size in plan.templates:
         held, probes = gallery(size)[:2]
         truth = exact(probes, held, K)[0]
-        for kind in kinds:
-            builder = build(kind, held[:: max(1, size // 50_000)])
-            started = time.perf_counter()
-            index = builder.build(held, lambda: False)
-            row = {"index": kind, "templates": size, "build_s": time.perf_counter() - started}
-            for depth in builder.depths:
-                recall = recalls(_searched(index, held, depth, probes), truth)
-                if recall["recall_1"] >= PROMISED_RECALL:
-                    break
-            searched = partial(_searched, index, held, depth)
-            rows.append(row | {"depth": depth} | recall | speed(searched, probes, 500))
-            del index, builder, searched
+        builder = build(held[:: max(1, size // 50_000)])
+        started = time.perf_counter()
+        index = builder.build(held, lambda: False)
+        row = {"templates": size, "build_s": time.perf_counter() - started}
+        for depth in builder.depths:
+            recall = recalls(_searched(index, held, depth, probes), truth)
+            if recall["recall_1"] >= PROMISED_RECALL:
+                break
+        searched = partial(_searched, index, held, depth)
+        rows.append(row | {"depth": depth} | recall | speed(searched, probes, 500))
+        del index, builder, searched
     return rows
 
 
 def _searched(index: Any, held: Float, depth: int, probes: Float) -> Float:
     """Return (q, K) similarities, best first."""
-    _, rows = index.candidates(probes, depth)
+    rows = index.candidates(probes, depth)
     similarities = similarities_at(probes, held, rows)
     best: Float = -np.sort(-similarities, axis=1)[:, :K]
     return best

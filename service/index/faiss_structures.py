@@ -15,7 +15,7 @@ import numpy as np
 
 from models.runtime.network import Float
 from service.domain.gallery import Keys
-from service.index.protocol import Builder, Kind, StoppedError
+from service.index.protocol import Builder, StoppedError
 
 # The loader warns about every instruction set that the wheel lacks.
 logging.getLogger("faiss.loader").setLevel(logging.WARNING)
@@ -39,7 +39,6 @@ DIMENSIONS_PER_LOOKUP: Final = 4
 MAX_TRAINING_VECTORS: Final = 50_000
 """Enough for 16 centroids of four dimensions."""
 ROWS_PER_SLICE: Final = 16_384
-ROWS_PER_IVF_LIST: Final = 1000
 MAX_GPU_RESULTS: Final = 2048
 """Limit of results per search on a GPU."""
 COMPACT_DEPTHS: Final = (128, 256, 512, 1024, 2048)
@@ -86,17 +85,9 @@ def finds_gpu() -> bool:
     return hasattr(faiss, "StandardGpuResources") and api.get_num_gpus() > 0
 
 
-def trainer_for(device: str) -> Callable[[Kind, Float], Builder]:
-    """Return the function that trains a kind's builder on (n, d) sample vectors, for ``device`` cpu or gpu."""
-
-    def train(kind: Kind, sample: Float) -> Builder:
-        if device == "gpu":
-            return GpuBuilder(kind, sample)
-        if kind == "compact":
-            return Codes(sample)
-        raise ValueError("a CPU compares every vector without a structure")
-
-    return train
+def trainer_for(device: str) -> Callable[[Float], Builder]:
+    """Return the function that trains a builder on (n, d) sample vectors, for ``device`` cpu or gpu."""
+    return Codes if device == "cpu" else lambda _: GpuBuilder()
 
 
 class Codes:
@@ -105,7 +96,6 @@ class Codes:
     Reads 1/32 of the bytes of the vectors (André, Kermarrec and Le Scouarnec, arXiv:1704.07355 and 1812.09162).
     """
 
-    kind: Kind = "compact"
     depths: tuple[int, ...] = COMPACT_DEPTHS
 
     def __init__(self, sample: Float) -> None:
@@ -132,54 +122,36 @@ class CodeIndex:
         self._index = index
         self._size = math.prod(shape)
 
-    def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
+    def candidates(self, probes: Float, depth: int) -> Keys:
         with _threads(len(probes) * self._size // DIMENSIONS_PER_LOOKUP):
-            scores, rows = self._index.search(_contiguous(probes), depth)
-        return scores, rows
+            rows: Keys = self._index.search(_contiguous(probes), depth)[1]
+        return rows
 
 
 class GpuBuilder:
-    """Builder of GPU indexes, exhaustive (exact) or of inverted lists, of which the nearest are compared (compact).
-
-    The exhaustive ones are in fp16; candidates are compared again in fp32.
-    """
+    """Builder of GPU indexes, which compare every vector in fp16. Candidates are compared again in fp32."""
 
     depths: tuple[int, ...] = COMPACT_DEPTHS
 
-    def __init__(self, kind: Kind, sample: Float) -> None:
-        self.kind = kind
-        # Only lists are trained; an exact builder must not hold the sample.
-        self._sample = _contiguous(sample[:MAX_TRAINING_VECTORS]) if kind == "compact" else None
-
     def build(self, vectors: Float, stopped: Callable[[], bool]) -> OnGpu:
-        resources, dimension, lists = api.StandardGpuResources(), vectors.shape[1], None
-        if self._sample is None:
-            config = api.GpuIndexFlatConfig()
-            config.useFloat16 = True
-            index = api.GpuIndexFlatIP(resources, dimension, config)
-        else:
-            lists = max(1, min(len(vectors), 39 * len(self._sample)) // ROWS_PER_IVF_LIST)
-            index = api.GpuIndexIVFFlat(resources, dimension, lists, api.METRIC_INNER_PRODUCT)
-            index.train(self._sample)
+        resources, config = api.StandardGpuResources(), api.GpuIndexFlatConfig()
+        config.useFloat16 = True
+        index = api.GpuIndexFlatIP(resources, vectors.shape[1], config)
         _add(index, vectors, stopped)
-        return OnGpu(index, resources, lists)
+        return OnGpu(index, resources)
 
 
 class OnGpu:
     """GPU index of one segment. Searches are serialized."""
 
-    def __init__(self, index: Any, resources: Any, lists: int | None) -> None:
-        self._index, self._resources, self._lists = index, resources, lists
+    def __init__(self, index: Any, resources: Any) -> None:
+        self._index, self._resources = index, resources
         self._lock = threading.Lock()
 
-    def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
-        # More candidates require more lists.
-        options = None
-        if self._lists is not None:
-            options = api.SearchParametersIVF(nprobe=min(self._lists, max(8, depth // 8)))
+    def candidates(self, probes: Float, depth: int) -> Keys:
         with self._lock:
-            scores, rows = self._index.search(_contiguous(probes), min(depth, MAX_GPU_RESULTS), params=options)
-        return scores, rows
+            rows: Keys = self._index.search(_contiguous(probes), min(depth, MAX_GPU_RESULTS))[1]
+        return rows
 
 
 def _contiguous(vectors: Float) -> Float:

@@ -63,7 +63,6 @@ class Followers:
         self._loading = asyncio.Semaphore(MAX_LARGE_LOADS)
         self._memory = memory
         self._followers: OrderedDict[tuple[int, int], Follower] = OrderedDict()
-        self._held: dict[tuple[int, int], int] = {}
         self._total = 0
         self._lock = threading.Lock()
 
@@ -81,7 +80,9 @@ class Followers:
                 gone += self._evict(key)
                 follower = self._followers[key] = self._follow(gallery)
             self._followers.move_to_end(key)
-            self._hold(key, BYTES_PER_GALLERY + gallery.templates * gallery.dimension * BYTES_PER_DIMENSION)
+            self._total -= follower.held
+            follower.held = BYTES_PER_GALLERY + gallery.templates * gallery.dimension * BYTES_PER_DIMENSION
+            self._total += follower.held
             while self._memory is not None and self._total > self._memory and len(self._followers) > 1:
                 gone += self._evict(next(iter(self._followers)))
         _close(gone)
@@ -168,16 +169,11 @@ class Followers:
     def __len__(self) -> int:
         return len(self._followers)
 
-    def _hold(self, key: tuple[int, int], size: int) -> None:
-        self._total += size - self._held.get(key, 0)
-        self._held[key] = size
-
     def _evict(self, key: tuple[int, int]) -> list[Follower]:
         """Remove and return the follower, if any. The caller closes it after releasing the lock."""
-        if key not in self._followers:
-            return []
-        self._total -= self._held.pop(key, 0)
-        return [self._followers.pop(key)]
+        gone = [self._followers.pop(key)] if key in self._followers else []
+        self._total -= sum(each.held for each in gone)
+        return gone
 
 
 def _close(followers: list[Follower]) -> None:
@@ -188,7 +184,7 @@ def _close(followers: list[Follower]) -> None:
 class Follower(ABC):
     """Index of one gallery, and the turns of the requests that wait for it. Safe to share between threads.
 
-    ``joint``: searches together with other requests.
+    ``joint``: searches together with other requests. ``held``: about how many bytes its vectors take.
     """
 
     def __init__(self, gallery: Gallery) -> None:
@@ -200,6 +196,7 @@ class Follower(ABC):
         self.failed: tuple[float, str] | None = None
         """Time of the last failure on the monotonic clock, and its reason."""
         self.joint = JointSearch()
+        self.held = 0
 
     @property
     def loaded(self) -> bool:
@@ -249,15 +246,8 @@ def in_process(store: Store, device: str = "cpu", sizes: Sizes | None = None) ->
 
     def make(gallery: Gallery) -> MemoryFollower:
         settings = gallery.settings
-        index = SegmentedIndex(
-            gallery.dimension,
-            settings.index,
-            settings.recall,
-            build_for,
-            run_later,
-            sizes,
-            device == "gpu",
-        )
+        setting = settings.index if device == "cpu" else "compact"  # a GPU's structures are as exact
+        index = SegmentedIndex(gallery.dimension, setting, settings.recall, build_for, run_later, sizes)
         return MemoryFollower(store, gallery, index)
 
     return make

@@ -28,38 +28,23 @@ class JointSearch:
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
-        self._next: dict[int, _Together] = {}
+        self._next: dict[int, tuple[list[Float], asyncio.Task[Found]]] = {}
 
     async def run(self, threads: Threads, search: Search, probes: Float, k: int) -> Found:
         """Return the hits of (q, d) probes, as of now or later, by the index's ``search``. Raises what it raises."""
-        together = self._next.get(k)
-        if together is None or together.count + len(probes) > MAX_PROBES:
-            together = self._next[k] = _Together()
-            together.search = asyncio.create_task(self._run_next(threads, search, together, k))
-        first = together.add(probes)
+        waiting, task = self._next.get(k, ([], None))
+        if task is None or sum(map(len, waiting)) + len(probes) > MAX_PROBES:
+            waiting = []
+            task = asyncio.create_task(self._run_next(threads, search, waiting, k))
+            self._next[k] = waiting, task
+        first = sum(map(len, waiting))
+        waiting.append(probes)
         # A request that is canceled leaves the others their search.
-        hits, subjects = await asyncio.shield(together.search)
+        hits, subjects = await asyncio.shield(task)
         return hits[first : first + len(probes)], subjects
 
-    async def _run_next(self, threads: Threads, search: Search, together: _Together, k: int) -> Found:
+    async def _run_next(self, threads: Threads, search: Search, probes: list[Float], k: int) -> Found:
         async with self._turn:
-            if self._next.get(k) is together:
+            if k in self._next and self._next[k][0] is probes:
                 del self._next[k]
-            return await threads.run(search, np.concatenate(together.probes), k)
-
-
-class _Together:
-    """Probes of several requests, and the task that searches for them."""
-
-    search: asyncio.Task[Found]
-
-    def __init__(self) -> None:
-        self.probes: list[Float] = []
-        self.count = 0
-
-    def add(self, probes: Float) -> int:
-        """Return the position of the first of these probes."""
-        first = self.count
-        self.probes.append(probes)
-        self.count += len(probes)
-        return first
+            return await threads.run(search, np.concatenate(probes), k)

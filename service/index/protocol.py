@@ -9,19 +9,19 @@ from models.runtime.network import Float
 from service.domain.gallery import Gallery, Keys
 
 Kind = Literal["exact", "compact"]
+"""Whether every vector is compared, or the candidates that structures find."""
 
 
 class Structure(Protocol):
     """Approximate search structure of one segment."""
 
-    def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
-        """Return (q, depth) estimated similarities to (q, d) probes, best first, and their rows; -1 fills gaps."""
+    def candidates(self, probes: Float, depth: int) -> Keys:
+        """Return (q, depth) rows that are similar to (q, d) probes, best first; -1 fills gaps."""
 
 
 class Builder(Protocol):
-    """Builder of structures of one kind."""
+    """Builder of structures."""
 
-    kind: Kind
     depths: tuple[int, ...]
     """Numbers of candidates to try, ascending."""
 

@@ -10,9 +10,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from models.runtime.network import Float
 from service.domain.gallery import Keys
-from service.index.protocol import Builder, Kind
+from service.index.protocol import Builder
 from service.index.segments import ROWS_PER_BLOCK, ROWS_PER_GATHER, Rows, Segment, View
 
 MAX_TOMBSTONE_SHARE: Final = 0.2
@@ -21,8 +20,6 @@ MIN_TOMBSTONES: Final = 64
 """Removed vectors up to which a segment is never rebuilt."""
 MAX_SMALL_SEGMENTS: Final = 8
 """Segments below half the maximum length above which two of them are merged."""
-TAIL_GROWTH: Final = 1.5
-"""Factor by which the tail's buffer grows."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Sizes:
 
     Attributes:
         seal: length at which the tail becomes a sealed segment.
-        compact_from: gallery size from which ``auto`` selects the compact kind.
+        compact_from: gallery size from which ``auto`` has structures.
         max_length: maximum length of a segment.
     """
 
@@ -56,11 +53,11 @@ class SegmentBuilder:
         self._sizes = sizes
         self._numbers = count(1)
 
-    def load(self, rows: Rows, kind: Kind) -> tuple[Segment, ...]:
+    def load(self, rows: Rows) -> tuple[Segment, ...]:
         """Return segments of rows sorted by key."""
-        return tuple(self._cut(rows, kind, self._sizes.seal))
+        return tuple(self._cut(rows, self._sizes.seal))
 
-    def apply(self, view: View, batch: Batch, kind: Kind) -> View:
+    def apply(self, view: View, batch: Batch) -> View:
         """Return the view after a batch of changes."""
         removed = {segment.number: segment.rows_of_keys(batch.gone) for segment in view.segments}
         segments = [
@@ -68,7 +65,7 @@ class SegmentBuilder:
             for segment in view.segments
         ]
         moved = view.moved + sum(len(rows) for rows in removed.values()) + len(batch.rows.keys)
-        tail = self._append(segments, batch.rows, kind)
+        tail = self._append(segments, batch.rows)
         return replace(view, segments=tail, sequence=batch.sequence, moved=moved)
 
     def merge(self, old: Sequence[Segment], builder: Builder | None, stopped: Callable[[], bool]) -> Segment | None:
@@ -104,11 +101,9 @@ class SegmentBuilder:
                 tails.append(tail.without(np.flatnonzero(~after.alive[added])))
         if merged is not None and merged.live:
             (segments if merged.sealed else tails).append(merged)
-        if len(tails) > 1:
-            tails = [_concatenate(tails)]
-        return replace(view, segments=(*segments, *tails))
+        return replace(view, segments=(*segments, *([_concatenate(tails)] if tails else [])))
 
-    def select(self, view: View, kind: Kind, structured: bool) -> list[Segment]:
+    def select(self, view: View, structured: bool) -> list[Segment]:
         """Return the segments to merge next: the first that is out of order, and smaller ones.
 
         Together the others are at most twice as long, so that each vector is copied a few times only.
@@ -135,16 +130,16 @@ class SegmentBuilder:
             return len(segment) >= self._sizes.seal
         return (segment.structure is not None) != structured
 
-    def _append(self, segments: list[Segment], rows: Rows, kind: Kind) -> tuple[Segment, ...]:
+    def _append(self, segments: list[Segment], rows: Rows) -> tuple[Segment, ...]:
         tail = segments.pop() if segments and not segments[-1].sealed else None
         if len(rows.keys) >= self._sizes.seal:
-            cut = self._cut(rows.at(np.argsort(rows.keys)), kind, min_rows=1)
+            cut = self._cut(rows.at(np.argsort(rows.keys)), min_rows=1)
             return (*segments, *cut, *([tail] if tail else []))
         if not len(rows.keys):
             return (*segments, tail) if tail else tuple(segments)
-        return (*segments, self._tail(rows) if tail is None else _grow(tail, rows))
+        return (*segments, _concatenate([*([tail] if tail else []), self._tail(rows)]))
 
-    def _cut(self, rows: Rows, kind: Kind, min_rows: int) -> list[Segment]:
+    def _cut(self, rows: Rows, min_rows: int) -> list[Segment]:
         """Return sealed segments without structure, or a tail if there are fewer than ``min_rows`` rows."""
         if len(rows.keys) < min_rows:
             return [self._tail(rows)] if len(rows.keys) else []
@@ -184,24 +179,6 @@ def _copy(rows: Rows) -> Rows:
     for start in range(0, len(vectors), ROWS_PER_BLOCK):
         vectors[start : start + ROWS_PER_BLOCK] = rows.vectors[start : start + ROWS_PER_BLOCK]
     return Rows(rows.keys.copy(), vectors)
-
-
-def _grow(tail: Segment, rows: Rows) -> Segment:
-    keys = np.concatenate([tail.keys, rows.keys])
-    alive = np.concatenate([tail.alive, np.ones(len(rows.keys), np.bool_)])
-    vectors = _append_vectors(tail.vectors, rows.vectors)
-    return replace(tail, keys=keys, vectors=vectors, alive=alive, live=tail.live + len(rows.keys))
-
-
-def _append_vectors(old: Float, new: Float) -> Float:
-    """Return (n + m, d) vectors. New ones go to the unused end of the old buffer, which no view covers yet."""
-    n, m = len(old), len(old) + len(new)
-    buffer = old.base
-    if buffer is None or len(buffer) < m:
-        buffer = np.empty((max(m, int(TAIL_GROWTH * m)), old.shape[1]), np.float32)
-        buffer[:n] = old
-    buffer[n:m] = new
-    return np.asarray(buffer[:m], np.float32)
 
 
 def _concatenate(tails: Sequence[Segment]) -> Segment:

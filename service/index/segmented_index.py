@@ -20,8 +20,6 @@ from service.index.segments import Rows, View
 
 REMEASURE_SHARE: Final = 0.2
 """Vectors added or removed, as a share of the gallery, after which recall is measured again."""
-Failure = tuple[Kind, int]
-"""Kind whose recall stayed below the promise at every depth, and the number of vectors then."""
 log = logging.getLogger(__name__)
 
 
@@ -41,13 +39,12 @@ class SegmentedIndex:
         dimension: length of a vector.
         setting: the gallery's index setting.
         promise: recall@1 to keep (0 to 1); below it, every vector is compared.
-        build_for: returns a kind's builder, trained on a sample of the vectors.
+        build_for: returns a builder that is trained on a sample of the vectors.
         run_later: runs a function in the background.
-        accelerated: the exact kind has structures too (on a GPU).
 
     Attributes:
         view: what searches read.
-        kind: kind of the structures.
+        kind: whether there are structures.
         measured: recall of the structures, if they answer.
     """
 
@@ -56,23 +53,22 @@ class SegmentedIndex:
         dimension: int,
         setting: IndexSetting,
         promise: float,
-        build_for: Callable[[Kind, Float], Builder],
+        build_for: Callable[[Float], Builder],
         run_later: Callable[[Callable[[], None]], None],
         sizes: Sizes | None = None,
-        accelerated: bool = False,
     ) -> None:
         self._dimension, self._setting, self._promise = dimension, setting, promise
         self._build_for, self._run_later = build_for, run_later
         self._sizes = sizes or Sizes()
-        self._accelerated = accelerated
         self.view = View()
         self._segments = SegmentBuilder(dimension, self._sizes)
         self._epoch = 0
         """Number of loads and unloads. A merge that was begun in an earlier epoch is discarded."""
         self._trained: Trained | None = None
-        self.kind: Kind = choose(setting, 0, dimension, self._sizes, None, "exact")
+        self.kind: Kind = "exact"
         self.measured: Measurement | None = None
-        self._failed: Failure | None = None
+        self._failed: int | None = None
+        """Number of vectors when recall stayed below the promise at every depth."""
         self._closed = False
         self._scheduled = False
         self._scheduling = threading.Lock()
@@ -82,7 +78,7 @@ class SegmentedIndex:
     def load(self, rows: Rows, sequence: int) -> None:
         """Replace all content with rows sorted by key. The caller must not change them afterwards."""
         with self._changing:
-            self._reset(View(self._segments.load(rows, self.kind), sequence))
+            self._reset(View(self._segments.load(rows), sequence))
         self._schedule()
 
     def unload(self) -> None:
@@ -95,7 +91,7 @@ class SegmentedIndex:
         with self._changing:
             view = self.view
             for batch in batches:
-                view = self._segments.apply(view, batch, self.kind)
+                view = self._segments.apply(view, batch)
             self.view = view
         self._schedule()
 
@@ -117,21 +113,17 @@ class SegmentedIndex:
         """Return whether :meth:`compact` has work to do."""
         view = self.view
         kind = self._choose(view)
-        if kind != self.kind:
-            return True
-        self.kind = kind
-        return bool(self._segments.select(view, kind, self._has_structures(kind))) or self._is_unmeasured(view)
+        return kind != self.kind or bool(self._segments.select(view, kind == "compact")) or self._is_unmeasured(view)
 
     def merge_next(self) -> bool:
         """Merge one group of segments. Return whether there was one."""
         with self._changing:
             epoch = self._epoch
-            kind = self._choose(self.view)
-            if kind != self.kind or not self._has_structures(kind):
+            self.kind = self._choose(self.view)
+            if self.kind == "exact":
                 self._drop_structures()
-            view, self.kind = self.view, kind
-        structured = self._has_structures(kind)
-        old = self._segments.select(view, kind, structured)
+            view, structured = self.view, self.kind == "compact"
+        old = self._segments.select(view, structured)
         if not old:
             return False
         builder = self._builder_for(view) if structured else None
@@ -167,9 +159,6 @@ class SegmentedIndex:
             self._scheduled = False
             self._schedule()
 
-    def _has_structures(self, kind: Kind) -> bool:
-        return kind != "exact" or self._accelerated
-
     def _choose(self, view: View) -> Kind:
         return choose(self._setting, len(view), self._dimension, self._sizes, self._failed, self.kind)
 
@@ -184,7 +173,7 @@ class SegmentedIndex:
         if self._trained is None:
             size = len(view)
             sample = sample_of(view, min(size, MAX_TRAINING_VECTORS), np.random.default_rng(size))
-            self._trained = Trained(self._build_for(self.kind, sample), size, view.moved)
+            self._trained = Trained(self._build_for(sample), size, view.moved)
         return self._trained.builder
 
     def _check_recall(self) -> bool:
@@ -205,10 +194,9 @@ class SegmentedIndex:
                 self.measured = measured
                 self.view = replace(self.view, depth=measured.depth)
                 return False
-            log.warning("recall@1 of the %s index is %.4f for %d vectors", builder.kind, measured.recall, len(view))
+            log.warning("recall@1 of the index is %.4f for %d vectors", measured.recall, len(view))
             if self._is_trained_on(view):
-                self._accelerated = self._accelerated and builder.kind != "exact"
-                self._failed = builder.kind, len(view)
+                self._failed = len(view)
             self._drop_structures()
         return True
 
@@ -225,22 +213,13 @@ class SegmentedIndex:
         return view.structured > 1 and changed > REMEASURE_SHARE * last.size
 
 
-def choose(wanted: IndexSetting, size: int, dimension: int, sizes: Sizes, failed: Failure | None, now: Kind) -> Kind:
-    """Return the kind for ``size`` vectors. ``failed``: the last failure; ``now``: the current kind."""
-    preferred = _preferred(wanted, size, sizes, now)
-    if preferred == "compact" and dimension % DIMENSIONS_PER_LOOKUP:
+def choose(wanted: IndexSetting, size: int, dimension: int, sizes: Sizes, failed: int | None, now: Kind) -> Kind:
+    """Return the kind for ``size`` vectors. ``failed``: size at the last failure; ``now``: the current kind."""
+    if wanted == "exact" or dimension % DIMENSIONS_PER_LOOKUP:
         return "exact"
     # Retry once the gallery has doubled or halved.
-    if failed is not None and failed[0] == preferred and failed[1] < 2 * size and size < 2 * failed[1]:
+    if failed is not None and failed < 2 * size and size < 2 * failed:
         return "exact"
-    return preferred
-
-
-def _preferred(wanted: IndexSetting, size: int, sizes: Sizes, now: Kind) -> Kind:
-    if wanted == "exact":
-        return "exact"
-    if wanted == "compact":
-        return "exact" if size < sizes.seal else "compact"
     # Hysteresis: avoid switching back and forth around the limit.
     limit = sizes.compact_from if now == "exact" else sizes.compact_from // 2
-    return "exact" if size < limit else "compact"
+    return "exact" if size < (sizes.seal if wanted == "compact" else limit) else "compact"

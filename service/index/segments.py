@@ -8,7 +8,7 @@ its segment is rebuilt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -102,11 +102,10 @@ class Segment:
 
 
 class Hits(NamedTuple):
-    """(q, m) unordered similarities and rows of one segment; ``exact``: the similarities are not estimates."""
+    """(q, m) unordered similarities and rows of one segment; -inf and -1 fill gaps."""
 
     similarities: Float
     rows: Keys
-    exact: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,15 +145,14 @@ class View:
             among: ascending keys to search; None: all.
         """
         probes, depth = np.ascontiguousarray(probes, np.float32), self.depth
-        parts = [
-            (segment, hits)
+        none = np.full((len(probes), 0), -1, np.int64)
+        found = [Matches(none.astype(np.float32), none)]
+        found += [
+            Matches(hits.similarities, np.where(hits.rows < 0, -1, segment.keys[hits.rows]))
             for segment in self.segments
             if segment.live and (hits := _hits(segment, probes, k, depth, among)) is not None
         ]
-        if not parts:
-            none = np.full((len(probes), 0), -1, np.int64)
-            return Matches(none.astype(np.float32), none)
-        return _best(_exact_matches(probes, parts, max(depth or 0, k)), k)
+        return _best(Matches(*(np.concatenate(parts, 1) for parts in zip(*found, strict=True))), k)
 
 
 def _contained(values: Keys, ascending: Keys) -> Mask:
@@ -177,14 +175,14 @@ def _hits(segment: Segment, probes: Float, k: int, depth: int | None, among: Key
         allowed = np.zeros(len(segment), np.bool_)
         allowed[rows] = True
     if structured and depth is not None:
-        candidates = _candidates(segment, probes, max(depth, k), allowed, available)
-        if candidates is not None:
-            return candidates
+        found = _candidates(segment, probes, max(depth, k), allowed, available)
+        if found is not None:
+            return Hits(similarities_at(probes, segment.vectors, found), found)
     return _every(segment, probes, k, allowed)
 
 
-def _candidates(segment: Segment, probes: Float, depth: int, allowed: Mask | None, available: int) -> Hits | None:
-    """Return the best ``depth`` candidates among the ``allowed`` rows. None: comparing all rows is cheaper.
+def _candidates(segment: Segment, probes: Float, depth: int, allowed: Mask | None, available: int) -> Keys | None:
+    """Return ``depth`` candidates or more among the ``allowed`` rows. None: comparing all rows is cheaper.
 
     Structures cannot filter, so the number requested grows until enough candidates are allowed.
     """
@@ -192,12 +190,12 @@ def _candidates(segment: Segment, probes: Float, depth: int, allowed: Mask | Non
     wanted = min(depth, available)
     asked = wanted if allowed is None else int(1.2 * wanted * len(segment) / available) + 16
     while asked <= MAX_CANDIDATE_SHARE * len(segment):
-        scores, rows = segment.structure.candidates(probes, asked)
+        rows = segment.structure.candidates(probes, asked)
         passed = rows >= 0
         if allowed is not None:
             passed &= allowed[rows]
         if (passed.sum(1) >= wanted).all():
-            return Hits(np.where(passed, scores, -np.inf), np.where(passed, rows, -1), False)
+            return np.where(passed, rows, -1)
         asked *= 4
     return None
 
@@ -219,7 +217,7 @@ def _every(segment: Segment, probes: Float, k: int, allowed: Mask | None) -> Hit
     if len(probes) > MAX_NUMPY_PROBES:
         if allowed is not None:
             return _gathered(segment, probes, k, np.flatnonzero(allowed))
-        return Hits(*exact(probes, segment.vectors, min(k, len(segment))), True)
+        return Hits(*exact(probes, segment.vectors, min(k, len(segment))))
     kept = []
     for start in range(0, len(segment), ROWS_PER_BLOCK):
         part = slice(start, start + ROWS_PER_BLOCK)
@@ -240,31 +238,7 @@ def _top(similarities: Float, k: int) -> tuple[Float, Keys]:
 
 
 def _joined(kept: Sequence[tuple[Float, Keys]]) -> Hits:
-    return Hits(np.concatenate([part[0] for part in kept], 1), np.concatenate([part[1] for part in kept], 1), True)
-
-
-def _exact_matches(probes: Float, parts: list[tuple[Segment, Hits]], depth: int) -> Matches:
-    """Return all hits with exact similarities; of estimated ones only the best ``depth`` over all segments."""
-    estimated = [hits.similarities for _, hits in parts if not hits.exact]
-    least: Float | float = -np.inf
-    if sum(scores.shape[1] for scores in estimated) > depth:
-        together = np.concatenate(estimated, 1)
-        least = -np.partition(-together, depth - 1, axis=1)[:, depth - 1 : depth]
-    found = list(_rescored(probes, parts, least))
-    return Matches(
-        np.concatenate([part.similarities for part in found], 1), np.concatenate([part.keys for part in found], 1)
-    )
-
-
-def _rescored(probes: Float, parts: list[tuple[Segment, Hits]], least: Float | float) -> Iterator[Matches]:
-    for segment, hits in parts:
-        similarities, rows = hits.similarities, hits.rows
-        if not hits.exact:
-            rows = np.where(similarities >= least, rows, -1)
-            similarities = similarities_at(probes, segment.vectors, rows)
-        missing = rows < 0
-        similarities = np.where(missing, -np.inf, similarities).astype(np.float32)
-        yield Matches(similarities, np.where(missing, -1, segment.keys[rows]))
+    return Hits(np.concatenate([part[0] for part in kept], 1), np.concatenate([part[1] for part in kept], 1))
 
 
 def _best(found: Matches, k: int) -> Matches:

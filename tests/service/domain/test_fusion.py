@@ -76,20 +76,3 @@ def test_templates_that_cancel_out_are_similar_to_nobody(rng: np.random.Generato
         np.stack([vectors[0], -vectors[0], vectors[1]]), np.array([3, 3, 5]), np.ones(3, np.float32)
     )
     np.testing.assert_allclose(found, [np.zeros(DIMENSION), vectors[1]], atol=1e-6)
-
-
-def test_nobody_and_no_probe() -> None:
-    nothing = np.empty((0, DIMENSION), np.float32)
-    no_keys, no_qualities = np.empty(0, np.int64), np.empty(0, np.float32)
-    one = np.eye(DIMENSION, dtype=np.float32)[:1]
-    assert fuse_similarities(one, nothing, no_keys, no_qualities).shape == (1, 0)
-    assert fuse_similarities(nothing, one, np.array([7]), np.ones(1, np.float32)).shape == (0, 1)
-
-
-def test_more_subjects_than_are_fused_at_once(rng: np.random.Generator) -> None:
-    keys = np.repeat(np.arange(900), rng.integers(1, 6, 900))
-    vectors, probes = l2_normalize(rng.normal(size=(len(keys), 4))), l2_normalize(rng.normal(size=(3000, 4)))
-    qualities = np.ones(len(keys), np.float32)
-    whole = fuse_similarities(probes, vectors, keys, qualities)
-    for row in range(0, 3000, 500):
-        np.testing.assert_allclose(whole[row], fuse_similarities(probes[[row]], vectors, keys, qualities)[0], atol=1e-5)

@@ -19,11 +19,11 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.domain.gallery import Keys
 from service.index import recall, segment_builder
-from service.index.faiss_structures import COMPACT_DEPTHS, exact, finds_gpu, products, trainer_for
+from service.index.faiss_structures import COMPACT_DEPTHS, exact, finds_gpu, trainer_for
 from service.index.protocol import Builder, Kind, StoppedError, Structure
 from service.index.recall import recall_of
 from service.index.segment_builder import Batch, Sizes
-from service.index.segmented_index import Failure, SegmentedIndex, choose
+from service.index.segmented_index import SegmentedIndex, choose
 from service.index.segments import Rows, View
 
 TINY = Sizes(seal=24, compact_from=60, max_length=96)
@@ -174,15 +174,14 @@ def test_a_structure_finds_what_comparing_all_finds_in_any_part(rng: np.random.G
 
 
 class Builders:
-    """Notes what was trained."""
+    """Counts what was trained."""
 
     def __init__(self) -> None:
-        self.kinds: list[Kind] = []
-        self._build_for = trainer_for("cpu")
+        self.count = 0
 
-    def __call__(self, kind: Kind, sample: Float) -> Builder:
-        self.kinds.append(kind)
-        return self._build_for(kind, sample)
+    def __call__(self, sample: Float) -> Builder:
+        self.count += 1
+        return trainer_for("cpu")(sample)
 
 
 def in_crowds(rng: np.random.Generator, crowds: int, size: int, dimension: int) -> Float:
@@ -201,17 +200,11 @@ def test_vectors_that_codes_cannot_tell_apart_are_searched_exactly(rng: np.rando
     nothing = np.empty((0, 32), np.float32)
     index.apply([batch([], nothing, 2, [40_000])])
     background.run()
-    assert trained.kinds == ["compact"]
+    assert trained.count == 1
     assert index.kind == "exact"
     assert not any(segment.structure for segment in index.view.segments)
     probe = vectors[123:124]
     assert index.view.search(probe, 1).keys.tolist() == [[124]]
-
-
-def test_products_are_the_similarities_to_every_row(rng: np.random.Generator) -> None:
-    for probes, rows in ((0, 3), (3, 0), (1, 1500), (8, 1500)):
-        a, b = (rng.normal(size=(n, 12)).astype(np.float32)[:, ::2] for n in (probes, rows))
-        np.testing.assert_allclose(products(a, b), a @ b.T, rtol=1e-4, atol=1e-5)
 
 
 WAKING = """
@@ -255,11 +248,11 @@ def test_recall_is_measured_again_when_others_have_come(rng: np.random.Generator
         assert index.measured is not None and index.measured.recall >= 0.999
         found = index.view.search(others[: start + 2500 : 10], 1)
         assert (found.keys[:, 0] == size + np.arange(0, start + 2500, 10)).mean() >= 0.99
-    trainings = trained.kinds.count("compact")
+    trainings = trained.count
     assert index.kind == "compact" and trainings > 1
     index.load(Rows(np.arange(size), first), 9)  # other content has codes of its own
     background.run()
-    assert trained.kinds.count("compact") == trainings + 1
+    assert trained.count == trainings + 1
 
 
 def test_the_depth_finds_runners_up(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +273,6 @@ def test_the_depth_finds_runners_up(rng: np.random.Generator, monkeypatch: pytes
 class Fake:
     """Builder of structures that find the best rows, or always those stored first. ``during``: called in each build."""
 
-    kind: Kind = "compact"
     sees: bool = False
     during: Callable[[], object] = bool
     vectors: Float | None = None
@@ -290,11 +282,10 @@ class Fake:
         self.during()
         return replace(self, vectors=vectors)
 
-    def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
+    def candidates(self, probes: Float, depth: int) -> Keys:
         if self.sees and self.vectors is not None:
-            return exact(probes, self.vectors, depth)
-        rows = np.tile(np.arange(depth), (len(probes), 1))
-        return np.ones(rows.shape, np.float32), rows
+            return exact(probes, self.vectors, depth)[1]
+        return np.tile(np.arange(depth), (len(probes), 1))
 
 
 def test_a_structure_answers_only_once_its_recall_is_known(
@@ -313,28 +304,12 @@ def test_a_structure_answers_only_once_its_recall_is_known(
 
     monkeypatch.setattr(recall, "recall_of", measured)
     sizes = replace(SMALL, max_length=1024)
-    index = SegmentedIndex(16, "compact", 0.999, lambda kind, _: Fake(kind, during=search), Background(), sizes)
+    index = SegmentedIndex(16, "compact", 0.999, lambda _: Fake(during=search), Background(), sizes)
     index.load(Rows(np.arange(4000), vectors), 1)
     assert len(index.view.segments) == 4
     index.compact()
     assert len(found) == 5 and all(found)
     assert index.kind == "exact"
-
-
-def test_a_gallery_that_outgrows_a_kind_has_structures_of_the_next(rng: np.random.Generator) -> None:
-    """GPUs have a structure for exact search too."""
-    vectors = l2_normalize(rng.normal(size=(2100, 16)))
-    background = Background()
-    index = SegmentedIndex(16, "auto", 0.999, lambda kind, _: Fake(kind, sees=True), background, SMALL, True)
-    index.load(Rows(np.arange(1900), vectors[:1900]), 1)
-    for kind in ("exact", "compact"):
-        background.run()
-        assert index.measured is not None
-        assert (index.kind, index.measured.depth) == (kind, 64)
-        structures = [segment.structure for segment in index.view.segments if segment.sealed]
-        assert structures and all(isinstance(each, Fake) and each.kind == kind for each in structures)
-        keys = list(range(1900, 2100))
-        index.apply([batch(keys, vectors[1900:], 2)])
 
 
 def test_a_segment_that_is_the_whole_gallery_is_not_copied(rng: np.random.Generator) -> None:
@@ -354,7 +329,7 @@ def test_one_gallery_waits_in_one_thread_only(rng: np.random.Generator) -> None:
             index.apply([batch(list(range(600, 1200)), vectors[600:], 2)])
             waiting.append(len(background.waiting))
 
-    index = SegmentedIndex(16, "compact", 0.5, lambda kind, _: Fake(kind, during=during), background, SMALL)
+    index = SegmentedIndex(16, "compact", 0.5, lambda _: Fake(during=during), background, SMALL)
     index.load(Rows(np.arange(600), vectors[:600]), 1)
     background.run()
     assert waiting == [0]
@@ -369,7 +344,7 @@ def test_a_new_segment_contains_changes_made_during_its_build_and_none_replaces_
         32,
         "compact",
         0.5,
-        lambda kind, _: Fake(kind, True, lambda: [meanwhile.pop()() for _ in meanwhile]),
+        lambda _: Fake(True, lambda: [meanwhile.pop()() for _ in meanwhile]),
         Background(),
         SMALL,
     )
@@ -438,15 +413,13 @@ def test_a_closed_index_stops_building(rng: np.random.Generator) -> None:
 def test_the_kind_follows_from_setting_and_size(
     wanted: IndexSetting, size: int, dimension: int, failed_at: int | None, now: Kind, kind: Kind
 ) -> None:
-    failed: Failure | None = None if failed_at is None else ("compact", failed_at)
-    assert choose(wanted, size, dimension, Sizes(), failed, now) == kind
+    assert choose(wanted, size, dimension, Sizes(), failed_at, now) == kind
 
 
 @pytest.mark.skipif(not finds_gpu(), reason="FAISS finds no GPU here")
-@pytest.mark.parametrize("kind", ["exact", "compact"])
-def test_a_gpu_search_equals_brute_force(kind: IndexSetting, rng: np.random.Generator) -> None:
+def test_a_gpu_search_equals_brute_force(rng: np.random.Generator) -> None:
     vectors = clustered(rng, 5000, 2, 64)
-    index = SegmentedIndex(64, kind, 0.99, trainer_for("gpu"), Background(), SMALL, accelerated=True)
+    index = SegmentedIndex(64, "compact", 0.99, trainer_for("gpu"), Background(), SMALL)
     index.load(Rows(np.arange(10_000), vectors), 1)
     index.compact()
     assert all(segment.structure for segment in index.view.segments)
