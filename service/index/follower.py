@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from models.runtime.network import Float
-from service.core.errors import IndexUnavailableError, OverloadedError
+from service.core.errors import OverloadedError
 from service.domain.fusion import subject_vectors
 from service.domain.gallery import Gallery, Hit, Keys, LogTrimmedError, Snapshot
 from service.index.faiss_structures import lower_thread_priority, trainer_for
@@ -94,7 +93,8 @@ class Followers:
         Raises StorageError, IndexUnavailableError: the change log cannot be read or applied.
         """
         follower = self.of(gallery)
-        follower.catch_up(version)
+        if version is None or not follower.is_at(version):
+            follower.catch_up(version)
         return follower
 
     def nearest(self, gallery: Gallery, probes: Float, k: int) -> tuple[list[list[Hit]], int]:
@@ -116,31 +116,20 @@ class Followers:
             return follower
         if not follower.loaded and follower.waiting >= self._max_waiting:
             raise OverloadedError(f"{follower.waiting} requests are waiting for the gallery to be loaded")
-        arrived, arrived_s = follower.begun, time.monotonic()
+        if follower.next is None:
+            follower.next = asyncio.create_task(self._catch_up(follower, gallery))
         follower.waiting += 1
         try:
-            async with follower.turn:
-                if follower.ended > arrived:
-                    return follower
-                if follower.failed is not None and follower.failed[0] > arrived_s:
-                    raise IndexUnavailableError(follower.failed[1])  # it would fail again, after another timeout
-                follower.begun = begun = follower.begun + 1
-                if follower.loaded or gallery.templates < LARGE_TEMPLATES:
-                    await self._in_thread(follower, gallery)
-                else:
-                    async with self._loading:
-                        await self._in_thread(follower, gallery)
-                follower.ended = begun
+            await asyncio.shield(follower.next)
         finally:
             follower.waiting -= 1
         return follower
 
-    async def _in_thread(self, follower: Follower, gallery: Gallery) -> None:
-        try:
+    async def _catch_up(self, follower: Follower, gallery: Gallery) -> None:
+        is_large = not follower.loaded and gallery.templates >= LARGE_TEMPLATES
+        async with follower.turn, self._loading if is_large else contextlib.nullcontext():
+            follower.next = None  # requests that arrive from now on may need more than this one applies
             await asyncio.get_running_loop().run_in_executor(self._threads, follower.catch_up, gallery.version)
-        except IndexUnavailableError as error:
-            follower.failed = (time.monotonic(), error.detail)
-            raise
 
     def drop(self, gallery: Gallery) -> None:
         """Evict all generations of a deleted gallery, and of its strangers."""
@@ -192,9 +181,9 @@ class Follower(ABC):
         self.index_settings = gallery.settings.index, gallery.settings.recall
         self.companion_of = gallery.companion_of
         self.turn = asyncio.Lock()
-        self.begun = self.ended = self.waiting = 0
-        self.failed: tuple[float, str] | None = None
-        """Time of the last failure on the monotonic clock, and its reason."""
+        self.next: asyncio.Task[None] | None = None
+        """Catch-up that has not begun."""
+        self.waiting = 0
         self.joint = JointSearch()
         self.held = 0
 
@@ -207,7 +196,7 @@ class Follower(ABC):
     def catch_up(self, version: int | None = None) -> None:
         """Apply all writes committed before this call, by any process. The first call can take minutes.
 
-        ``version``: current version of the gallery; a follower that has reached it returns at once.
+        ``version``: of the gallery as a caller read it before; perhaps there are later writes.
         """
 
     @abstractmethod
@@ -269,11 +258,7 @@ class MemoryFollower(Follower):
         return self._version == version
 
     def catch_up(self, version: int | None = None) -> None:
-        if version is not None and self.is_at(version):
-            return
         with self._catching_up:
-            if version is not None and self.is_at(version):
-                return
             try:
                 if self._loaded:
                     self._follow()

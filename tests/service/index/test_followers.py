@@ -59,6 +59,18 @@ def test_a_long_log_is_followed_in_parts(
     assert max(read) == 5 and follower.sequence() == 20
 
 
+def test_a_request_that_read_the_gallery_before_a_write_hides_it_from_no_other(
+    store: Store, rng: np.random.Generator
+) -> None:
+    """Those that arrived after the write share its catch-up."""
+    gallery, vectors = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings()), np.eye(2, DIMENSION)
+    before = gallery.version
+    follower = Followers(in_process(store)).catch_up_blocking(gallery, before)
+    enroll(store, gallery, "a", l2_normalize(vectors[:1]))
+    follower.catch_up(before)
+    assert follower.search(l2_normalize(vectors[:1]), 1)[1] == 1
+
+
 def test_a_gallery_loaded_again_is_in_memory_once_less(
     store: Store, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
