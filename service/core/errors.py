@@ -244,14 +244,12 @@ class ForbiddenError(KithError):
     code = "forbidden"
 
 
-class GalleryNotFoundError(NotFoundError):
-    def __init__(self, detail: str) -> None:
-        super().__init__("gallery", detail)
+class GalleryNotFoundError(KithError):
+    code = "gallery_not_found"
 
 
-class SubjectNotFoundError(NotFoundError):
-    def __init__(self, detail: str, **extra: Any) -> None:
-        super().__init__("subject", detail, **extra)
+class SubjectNotFoundError(KithError):
+    code = "subject_not_found"
 
 
 class GalleryExistsError(KithError):

@@ -50,7 +50,7 @@ def measure(view: View, depths: Sequence[int], promise: float, stopped: Callable
     """
     part = replace(view, segments=tuple(s for s in view.segments if s.structure is not None))
     probes = probes_of(part, np.random.default_rng(len(part)))
-    best = expected(part, probes)
+    best = nearest(replace(part, depth=None), probes)
     for depth in depths:
         if stopped():
             raise StoppedError
@@ -90,22 +90,16 @@ def sample_of(view: View, size: int, rng: np.random.Generator) -> Float:
     return sample
 
 
-def expected(view: View, probes: Float) -> Float:
-    """Return the (q, <= NEAREST) highest similarities by exhaustive search."""
-    every = replace(view, depth=None)
-    parts = [
-        every.search(probes[start : start + PROBES_PER_BATCH], NEAREST).similarities
-        for start in range(0, len(probes), PROBES_PER_BATCH)
-    ]
-    return np.concatenate(parts)
-
-
 def recall_of(view: View, probes: Float, best: Float, depth: int) -> tuple[float, float]:
-    """Return recall of the first and of the NEAREST at ``depth``, relative to the similarities of :func:`expected`."""
-    at_1, at_10, at_depth = [], [], replace(view, depth=depth)
-    for start in range(0, len(probes), PROBES_PER_BATCH):
-        part = slice(start, start + PROBES_PER_BATCH)
-        similarities = at_depth.search(probes[part], NEAREST).similarities
-        at_1.append(similarities[:, 0] >= best[part, 0] - TOLERANCE)
-        at_10.append((similarities >= best[part, -1:] - TOLERANCE).mean(1))
-    return float(np.concatenate(at_1).mean()), float(np.concatenate(at_10).mean())
+    """Return recall of the first and of the NEAREST at ``depth``, relative to the ``best`` similarities."""
+    found = nearest(replace(view, depth=depth), probes)
+    at_1, at_10 = found[:, 0] >= best[:, 0] - TOLERANCE, found >= best[:, -1:] - TOLERANCE
+    return float(at_1.mean()), float(at_10.mean())
+
+
+def nearest(view: View, probes: Float) -> Float:
+    """Return the (q, <= NEAREST) highest similarities."""
+    starts = range(0, len(probes), PROBES_PER_BATCH)
+    return np.concatenate(
+        [view.search(probes[start : start + PROBES_PER_BATCH], NEAREST).similarities for start in starts]
+    )

@@ -104,13 +104,8 @@ def template_from_face(
         )
     if not overrides.allow_not_live and (verdict := verdict_of(gallery, face)) not in (None, "live"):
         score = None if face.liveness is None else face.liveness.score
-        raise ImageError(
-            "not_live",
-            "the photo shows too little around the face to check liveness"
-            if score is None
-            else "the face looks like a presentation attack",
-            liveness={"verdict": verdict} | ({} if score is None else {"score": round(score, 4)}),
-        )
+        judged = {"verdict": verdict} | ({} if score is None else {"score": round(score, 4)})
+        raise ImageError("not_live", f"the liveness check says {verdict}", liveness=judged)
     assert face.vector is not None  # noqa: S101 - embed_for sets the vector of every face
     return NewTemplate(
         template_id or uuid.uuid4().hex,

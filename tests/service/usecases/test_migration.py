@@ -219,34 +219,27 @@ def test_enrollments_during_switches_succeed(kith: Kith, url: str, people: dict[
     assert told.current.embedded_count == told.current.template_count == 1 + len(acknowledged)
 
 
-def test_an_archive_that_is_enrolled_meanwhile_goes_on_with_the_new_recognizer(
-    kith: Kith, people: dict[str, bytes]
+def test_an_archive_goes_on_with_the_recognizer_that_its_gallery_moves_to(
+    kith: Kith, people: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It moves while photos are embedded, and seems to while the risk is derived, after a batch and at the start."""
     g = enrolled(kith, "moving", {}, keep_crops=True)
+    refresh, moves = GalleryRisks.refresh, [GalleryMovedError("it moved to another recognizer meanwhile")] * 2
+
+    def refresh_or_move(*arguments: Any) -> object:
+        if moves and g in arguments:
+            raise moves.pop()
+        return refresh(*arguments)
+
+    monkeypatch.setattr(GalleryRisks, "refresh", refresh_or_move)
     job = kith.enroll_archive(g, Bytes(many({f"{name}/1.jpg": people[name] for name in ("eileen", "tom")}, 30)))
-    has_done(kith, job, 5)
+    has_done(kith, job, 15)
+    assert not moves
     kith.migrate(g, "projected")
     ended = kith.wait_for(job.id, WAIT_S)
     assert (ended.state, ended.counts) == ("succeeded", {"enrolled": 30})
     told = settled(kith, g)
     assert (told.current.model, told.current.embedded_count, told.current.template_count) == ("projected", 30, 30)
-
-
-def test_an_archive_goes_on_if_the_gallery_moves_while_its_risk_is_derived(
-    kith: Kith, people: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    g = enrolled(kith, "at-risk", {name: people[name] for name in ("eileen", "tom")})
-    refresh, moves = GalleryRisks.refresh, [GalleryMovedError("it moved to another recognizer meanwhile")]
-
-    def refresh_or_move(risks: GalleryRisks, gallery: str) -> None:
-        if moves:
-            raise moves.pop()
-        refresh(risks, gallery)
-
-    monkeypatch.setattr(GalleryRisks, "refresh", refresh_or_move)
-    job = kith.enroll_archive(g, Bytes(many({f"{name}/1.jpg": people[name] for name in ("eileen", "tom")}, 2)))
-    assert kith.wait_for(job.id, WAIT_S).counts == {"enrolled": 2}
-    assert not moves
 
 
 def test_embeddings_must_name_their_recognizer_from_a_migration_on(kith: Kith, people: dict[str, bytes]) -> None:
