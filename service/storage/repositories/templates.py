@@ -48,10 +48,6 @@ DELETED_EVENT: Final = "template_deleted"
 VECTOR_COLUMNS: Final = ("template_pk", "generation", "vector")
 
 
-class _AnsweredError(Exception):
-    """The request was answered before, with this text: nothing may change."""
-
-
 class TemplateStore(ErasingStore):
     """Templates in SQL. Every method is one transaction and blocks."""
 
@@ -72,18 +68,15 @@ class TemplateStore(ErasingStore):
         Raises idempotency_conflict: the key belongs to another request. SubjectErasedError: since ``gallery`` was
         read. SubjectExistsError: and ``only_new``. As :meth:`Database.change`.
         """
-        try:
-            with self._database.change(gallery, as_read=as_read) as connection:
-                if keyed and (earlier := _read_answer(connection, gallery, keyed.key, keyed.digest)):
-                    raise _AnsweredError(earlier)  # the gallery keeps its version, and all caches
-                if only_new:
-                    refuse_existing(connection, gallery, subject_id)
-                items = [Item(subject_id, template) for template in new]
-                admit(self._database.vault, connection, gallery, items).require_all()
-                if keyed:
-                    _insert_answer(connection, gallery, subject_id, keyed)
-        except _AnsweredError as answered:
-            return str(answered)
+        with self._database.change(gallery, as_read=as_read) as connection:
+            if keyed and (earlier := _read_answer(connection, gallery, keyed.key, keyed.digest)):
+                return earlier
+            if only_new:
+                refuse_existing(connection, gallery, subject_id)
+            items = [Item(subject_id, template) for template in new]
+            admit(self._database.vault, connection, gallery, items).require_all()
+            if keyed:
+                _insert_answer(connection, gallery, subject_id, keyed)
         return None
 
     def stored_answer(self, gallery: Gallery, key: str, digest: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 
 from kith import Kith, KithClientError
-from service.domain.gallery import GallerySettings, IdempotentResponse, NewTemplate
 from service.server import embedded
 from service.settings import load_settings
-from service.storage.repositories.store import Store
 from tests.conftest import is_eventually
-from tests.databases import ON_BOTH, open_database
+from tests.databases import ON_BOTH
 from tests.postgres import DatabaseUrl
 
 AT_ONCE = 8
@@ -74,16 +72,3 @@ def test_enrollments_at_once_are_checked_against_each_other(urls: list[str], rng
         # A retry does not conflict with its first attempt.
         repeated = at_once(lambda n: kiths[n].enroll("repeated", "ada", **new, idempotency_key="k"))
         assert (repeated, kiths[0].gallery("repeated").template_count) == ({"enrolled": AT_ONCE}, 1)
-
-
-def test_a_repeated_request_leaves_the_gallery_at_its_version(database_url: DatabaseUrl) -> None:
-    """Another version would invalidate all caches of the gallery."""
-    with closing(open_database(database_url())) as database:
-        store = Store(database)
-        gallery = store.galleries.create("g", "f" * 64, 4, GallerySettings())
-        keyed = IdempotentResponse("key", "digest", "answer")
-        new = NewTemplate("0" * 32, np.eye(4, dtype=np.float32)[0], "embedding")
-        assert store.templates.enroll(gallery, "ada", [new], keyed) is None
-        version = store.galleries.get("g").version
-        assert store.templates.enroll(gallery, "ada", [new], keyed) == "answer"
-        assert store.galleries.get("g").version == version
