@@ -171,6 +171,10 @@ def test_a_structure_finds_what_comparing_all_finds_in_any_part(rng: np.random.G
             assert not np.isin(found.keys, gone[250:]).any()
             assert among is None or np.isin(found.keys, among).all()
             assert np.allclose(found.similarities[:, 0], expected.similarities[:, 0], atol=0.1)
+    # No candidate is among those that are least like the probe.
+    among = np.setdiff1d(1 + np.flatnonzero(vectors @ vectors[0] < 0), gone)
+    found, expected = (each.search(vectors[:1], 5, among) for each in (view, replace(view, depth=None)))
+    assert found.keys.tolist() == expected.keys.tolist()
 
 
 class Builders:
