@@ -355,12 +355,13 @@ def test_a_new_segment_contains_changes_made_during_its_build_and_none_replaces_
     index.load(Rows(np.arange(2000), vectors[:2000]), 1)
     for start in (2000, 2150):  # a tail that is long enough to be sealed
         index.apply([batch(list(range(start, start + 150)), vectors[start : start + 150], 2)])
-    change = batch([5, 3000], l2_normalize(rng.normal(size=(2, 32))), 3, [7, 2005])
-    meanwhile += [lambda: index.apply([change]), bool]  # while the tail is merged, which is second
+    change = batch([5, 3000, 3001], l2_normalize(rng.normal(size=(3, 32))), 3, [7, 2005])
+    undone = batch([], np.empty((0, 32), np.float32), 3, [3001])
+    meanwhile += [lambda: index.apply([change, undone]), bool]  # while the tail is merged, which is second
     index.compact()
     view = index.view
     assert len(view) == 2299
-    assert view.contains(np.array([5, 7, 2005, 3000])).tolist() == [True, False, False, True]
+    assert view.contains(np.array([5, 7, 2005, 3000, 3001])).tolist() == [True, False, False, True, False]
     assert replace(view, depth=None).search(vectors[5:6], 1).keys.tolist() != [[5]]
     index.load(Rows(np.arange(1000), vectors[:1000]), 4)
     meanwhile.append(lambda: index.load(Rows(np.arange(1000, 2000), vectors[1000:2000]), 5))
