@@ -182,12 +182,12 @@ class KithError(Exception):
             **self.extra,
         }
 
-    def redacted(self) -> dict[str, Any]:
-        """Return the document to store with a subject's data.
+    def redacted(self) -> KithError:
+        """Return the error to store with a subject's data, and for callers who may not know more.
 
         It names no other subject, because the erasure of that subject would not find it there.
         """
-        return self.document()
+        return self
 
 
 class KindError(KithError):
@@ -279,15 +279,15 @@ class GalleryChangedError(KithError):
 class DuplicateSubjectError(KithError):
     code = "duplicate_subject"
 
-    def redacted(self) -> dict[str, Any]:
-        return DuplicateSubjectError("the face resembles another subject").document()
+    def redacted(self) -> KithError:
+        return DuplicateSubjectError("the face resembles another subject")
 
 
 class InconsistentTemplateError(KithError):
     code = "inconsistent_template"
 
-    def redacted(self) -> dict[str, Any]:
-        return InconsistentTemplateError(self.detail).document()
+    def redacted(self) -> KithError:
+        return InconsistentTemplateError(self.detail)
 
 
 class RiskUncalibratedError(KithError):

@@ -323,4 +323,4 @@ def _valid(subject: str | None) -> str | None:
 
 
 def refusal(name: str, error: KithError, subject: str | None = None) -> ItemOutcome:
-    return ItemOutcome(name, error.code, error.redacted(), subject)
+    return ItemOutcome(name, error.code, error.redacted().document(), subject)

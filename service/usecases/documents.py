@@ -80,11 +80,6 @@ def problem_document(error: KithError) -> Document:
     return without_none(**error.document())
 
 
-def stored_problem_document(error: KithError) -> Document:
-    """Return the ``Problem`` document that is stored for repeated requests."""
-    return without_none(**error.redacted())
-
-
 def _round_pixels(pixels: Float) -> Any:
     """Round to a tenth of a pixel, in the type that orjson encodes."""
     return np.round(pixels, 1).astype(np.float32, copy=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,7 +24,7 @@ from service.inference.photo_pipeline import Photo, each_photo
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
 from service.security.api_keys import Caller
 from service.usecases.backend import Backend
-from service.usecases.documents import Document, encode_json, face_document, problem_document, stored_problem_document
+from service.usecases.documents import Document, encode_json, face_document, problem_document
 from service.usecases.enrollment_checks import (
     choose_face,
     embed_for,
@@ -167,15 +167,18 @@ class _Enrollment:
         for i, template in templates.items():
             results[i]["template"] = template.id
 
-        def encode(describe_error: Callable[[KithError], Document]) -> str:
-            documents = [r | {"error": describe_error(r["error"])} if "error" in r else r for r in results]
+        def encode(redacted: bool = False) -> str:
+            documents = [dict(result) for result in results]
+            for document in documents:
+                if (error := document.get("error")) is not None:
+                    document["error"] = problem_document(error.redacted() if redacted else error)
             return encode_json(
                 {"subject": self.subject, "enrolled_count": len(templates), "results": documents}
             ).decode()
 
         if not templates:
-            return Enrolled(encode(problem_document), False)
-        idempotent = IdempotentResponse(key, self._digest, encode(stored_problem_document)) if key else None
+            return Enrolled(encode(), False)
+        idempotent = IdempotentResponse(key, self._digest, encode(redacted=True)) if key else None
         new = list(templates.values())
         with backend.metrics.stage("write"):
             earlier = await backend.threads.run(
@@ -183,7 +186,7 @@ class _Enrollment:
             )
         backend.metrics.count_enrollment("enrolled", len(new))
         backend.risks.derive_later(gallery)
-        return Enrolled(earlier or encode(problem_document), True, earlier is not None)
+        return Enrolled(earlier or encode(), True, earlier is not None)
 
     def _new_template(self, gallery: Gallery, item: Photo | KithError | Float, result: Document) -> NewTemplate:
         """Create a template and add the face to ``result``. Raises the photo's own error, or why it is rejected."""
@@ -228,14 +231,12 @@ async def _redacted(backend: Backend, gallery: Gallery, caller: Caller, rejectio
 
     The scopes identify and read show the subject of a duplicate, vectors also exact similarities.
     """
-    if isinstance(rejection, InconsistentTemplateError) and not caller.sees_vectors:
-        return InconsistentTemplateError("the face is unlike the subject's other templates")
     if not isinstance(rejection, DuplicateSubjectError):
-        return rejection
+        return rejection if caller.sees_vectors else rejection.redacted()
     subject = rejection.extra["subject"]
     await backend.audit.searched(gallery, [{"outcome": "identified", "subject": subject}])
     if caller.sees_vectors:
         return rejection
     if caller.rights.may("identify") or caller.rights.may("read"):
         return DuplicateSubjectError(rejection.detail, subject=subject)
-    return DuplicateSubjectError("the face resembles another subject")
+    return rejection.redacted()

@@ -124,9 +124,6 @@ class DoneItems:
     def __contains__(self, item: str) -> bool:
         return self.seal.pseudonym(ITEM, item) in self.lookups
 
-    def __len__(self) -> int:
-        return len(self.lookups)
-
 
 class JobStore:
     """Jobs in SQL. Every method is one transaction and blocks."""

@@ -67,7 +67,7 @@ def test_a_job_goes_its_way(store: JobStore, gallery: Gallery) -> None:
     progress = store.job(job.id).progress
     assert (progress.total, progress.done, progress.failed, progress.seconds) == (3, 3, 1, 2)
     assert (progress.counts, progress.details) == ({"done": 2, "low_quality": 1}, {"where": "here"})
-    assert len(store.done(job)) == 3
+    assert len(store.done(job).lookups) == 3
     assert all(item in store.done(job) for item in "abc")
     (first,) = store.items(job, None, 1)
     assert [item.item for item in (first, *store.items(job, first.pk, 1))] == ["a", "b"]
@@ -120,7 +120,7 @@ def test_one_process_holds_a_job(store: JobStore, gallery: Gallery) -> None:
     ):
         with pytest.raises(LeaseLostError):
             attempt()
-    assert len(store.done(heir)) == 0
+    assert not store.done(heir).lookups
     store.record(heir, [ItemOutcome("a", "done")], 1)
     assert store.job(heir.id).attempts == 0
     # A lease is kept by renewing it. One from a wrong clock is ignored.
@@ -327,7 +327,7 @@ def test_a_service_that_stops_gives_its_jobs_back_at_once(store: JobStore, galle
                 continue
             context.check()
             await context.run(context.record, [ItemOutcome(item, "done")])
-            if not done:
+            if not done.lookups:
                 begun.set()
                 await asyncio.sleep(WAIT_S)  # cut off when the service stops, which waits a little
 
