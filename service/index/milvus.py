@@ -30,7 +30,6 @@ MAX_RESULTS: Final = 16_384
 """Limit of results per search in Milvus."""
 KEYS_PER_EXPRESSION: Final = 8192
 """Keys in one filter expression, which Milvus must parse."""
-ROWS_PER_REQUEST: Final = 1000
 RETRY_S: Final = 1.0
 """Time between connection attempts."""
 PARTITIONS: Final = 64
@@ -131,13 +130,13 @@ class Collection:
         return f"milvus/{self._name.rpartition('_')[2]}"
 
     def put(self, gallery_pk: int, keys: Keys, vectors: Float) -> None:
-        """Insert or replace the rows of subjects, (n,) keys and (n, d) vectors."""
+        """Insert or replace the rows of subjects, (n,) keys and (n, d) vectors, as many as one turn has."""
         rows = [
             {"key": key, "gallery": gallery_pk, "vector": vector}
             for key, vector in zip(keys.tolist(), vectors, strict=True)
         ]
-        for start in range(0, len(rows), ROWS_PER_REQUEST):
-            self._call("upsert", rows[start : start + ROWS_PER_REQUEST])
+        if rows:
+            self._call("upsert", rows)
 
     def remove(self, keys: Iterable[int]) -> None:
         """Delete the rows with these keys."""

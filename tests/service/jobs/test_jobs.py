@@ -426,27 +426,20 @@ def test_jobs_over_http(kith: Kith, settings: Settings) -> None:
     name = kith.create_gallery("jobs-over-http").name
     with closing(open_database(settings.sql_url)) as database:
         store, found = JobStore(database), Store(database).galleries.get(name)
-        made = [store.create(found, "of no process", {}) for _ in range(3)]
-        assert [job.id for job in kith.jobs(name)] == [job.id for job in reversed(made)]
+        made = [store.create(found, "of no process", {}) for _ in range(2)]
         job = store.claim("p", 60, lambda job: job.kind == "of no process")
         assert job is not None
-        problems = [ItemOutcome(f"i{i:04}", "low_quality", PROBLEM) for i in range(1200)]
-        store.record(job, [*problems, ItemOutcome("fine", "done")], 100, total=2402)
+        store.record(job, [ItemOutcome("a", "low_quality", PROBLEM), ItemOutcome("b", "done")], 4, total=8)
         shown = kith.job(job.id)
-        assert (shown.state, shown.done_count, shown.failed_count, shown.total_count) == ("running", 1201, 1200, 2402)
-        assert shown.rate == pytest.approx(12.01) and shown.remaining_s == pytest.approx(100)
-        assert len(list(kith.job_items(job.id))) == 1201
-        refused = list(kith.job_items(job.id, failed=True))
-        assert {each.problem and each.problem.code for each in refused} == {"low_quality"} and len(refused) == 1200
+        assert (shown.state, shown.done_count, shown.failed_count, shown.total_count) == ("running", 2, 1, 8)
+        assert (shown.rate, shown.remaining_s) == (0.5, 12)
+        assert [item.item for item in kith.job_items(job.id, failed=True)] == ["a"]
         assert kith.cancel_job(job.id).canceling
         store.finish(job, "canceled")
         assert kith.wait_for(job.id).state == "canceled"
         assert [j.id for j in kith.jobs(name, ["canceled"])] == [job.id]
-        assert kith.cancel_job(made[2].id).state == "canceled"
         with pytest.raises(TimeoutError):
             kith.wait_for(made[1].id, timeout_s=0)
-        with pytest.raises(KithClientError, match="job_not_found"):
-            kith.job("0" * 32)
         kith.delete_gallery(name)
         with pytest.raises(KithClientError, match="job_not_found"):
             kith.job(job.id)
