@@ -184,9 +184,8 @@ class _Run:
     async def _embed(self, item: _Item, known: bool) -> Photo | Exception:
         if known or isinstance(item.payload, KithError):
             return item.payload if isinstance(item.payload, KithError) else _KNOWN
-        detail = self._options.detail or self._backend.settings.expected_face_detail
         try:
-            return await embed_for(self._backend, self.gallery, item.payload, detail, background=True)
+            return await embed_for(self._backend, self.gallery, item.payload, self._options.detail, background=True)
         except Exception as error:  # raised when the photo has its turn
             return error
 

@@ -36,6 +36,5 @@ async def _embed(backend: Backend, gallery: Gallery, body: DecoyIn) -> NewTempla
         check_recognizer(gallery, body.recognizer)
         (vector,) = check_vectors(body.embeddings, backend.recognizers.for_gallery(gallery).dimension)
         return new_template(vector, gallery, checks)
-    detail = body.detail or backend.settings.expected_face_detail
-    photo = await embed_for(backend, gallery, body.photos[0], detail)
+    photo = await embed_for(backend, gallery, body.photos[0], body.detail)
     return template_from_face(choose_face(photo, body.face, gallery.settings.quality_gate), gallery, checks)

@@ -118,9 +118,8 @@ class _Enrollment:
     ) -> tuple[list[Document], dict[int, NewTemplate]]:
         """Return a result per photo and embedding, whose ``error`` is its rejection, and templates by result."""
         backend, body = self.backend, self.body
-        detail = body.detail or backend.settings.expected_face_detail
         vectors = check_vectors(body.embeddings, served.dimension)
-        photos = await each_photo([embed_for(backend, gallery, photo, detail) for photo in body.photos])
+        photos = await each_photo([embed_for(backend, gallery, photo, body.detail) for photo in body.photos])
         results: list[Document] = [{"image": i} for i in range(len(photos))]
         results += [{"embedding": i} for i in range(len(vectors))]
         items: list[Photo | KithError | Float] = [*photos, *vectors]

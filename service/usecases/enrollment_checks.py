@@ -68,7 +68,7 @@ async def enroll_on(
 
 
 async def embed_for(
-    backend: Backend, gallery: Gallery, photo: bytes | str, detail: Detail, background: bool = False
+    backend: Backend, gallery: Gallery, photo: bytes | str, detail: Detail | None, background: bool = False
 ) -> Photo:
     """Embed the faces of a photo, given as bytes or a URL, for enrollment.
 
@@ -80,6 +80,7 @@ async def embed_for(
     """
     keep: KeptCrops = gallery.settings.quality_gate if gallery.settings.keep_crops else "none"
     served = backend.recognizers.for_gallery(gallery)
+    detail = detail or backend.settings.expected_face_detail
     return await backend.photos.embed(photo, served, detail, keep=keep, background=background)
 
 
