@@ -16,8 +16,8 @@ from fastapi.telemetry import TelemetryConfig
 from kith.wire.common import VerifyOutcome
 from service.api.compreface.mount import mount_compreface
 from service.api.http.gate import Gate
-from service.api.http.openapi import TAGS, install_openapi
-from service.api.http.problems import ROUTING_CODES, install_error_handlers
+from service.api.http.openapi import install_openapi
+from service.api.http.problems import install_error_handlers
 from service.api.routes import (
     albums,
     audit,
@@ -74,7 +74,7 @@ EXPOSED_HEADERS: Final = ("Idempotency-Replayed", "Retry-After", "X-Request-Id")
 
 def create_app(settings: Settings) -> FastAPI:
     """Build the application. Networks and database are opened once, when it starts."""
-    metrics = Metrics([*(error.code for error in all_errors()), *ROUTING_CODES], get_args(VerifyOutcome))
+    metrics = Metrics([error.code for error in all_errors()], get_args(VerifyOutcome))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -89,7 +89,6 @@ def create_app(settings: Settings) -> FastAPI:
         title="Kith",
         version=version("kith-face"),
         summary="Open-set face recognition with a stated risk of false identification.",
-        openapi_tags=TAGS,
         lifespan=lifespan,
         openapi_url=None,  # service.api.routes.static serves it, behind the gate
         redirect_slashes=False,  # a redirect would lead to the host in the Host header

@@ -73,6 +73,7 @@ CODES: Final = {
     "master_key": "500 The master key does not match the stored data. Provide the key that the database was created "
     "with (KITH_MASTER_KEY_FILE; docs/privacy.md). Without it the galleries are unreadable. 'kith master show' lists "
     "the available keys; 'kith master rotate' changes the key.",
+    "method_not_allowed": "405 The path has no such method. See /docs for the paths and their methods.",
     "migration_incomplete": "409 Some templates have no vector of the new recognizer. 'kith gallery migrate GALLERY' "
     "lists the templates without a crop: enroll them again with keep_crops on. With 'force' (--force), searches do not "
     "find the remaining templates.",
@@ -83,6 +84,7 @@ CODES: Final = {
     "no_database": "500 The database does not exist. Run the command in the server's folder, or set KITH_DATA_DIR or "
     "KITH_DATABASE_URL as on the server. 'kith serve', 'kith keys create' and 'kith restore' create a database.",
     "no_face": "422 No face was found. Send a photo with an upright, visible and sufficiently large face.",
+    "not_found": "404 The path does not exist. See /docs for the paths and their methods.",
     "not_live": "422 The face did not pass the liveness check. Use a photo of the person with room around the face, or "
     "'allow_not_live' (--allow-not-live).",
     "overloaded": "503 The service is overloaded. Try again in a moment. The header Retry-After says when.",

@@ -20,24 +20,6 @@ REFERENCE: Final = "#/components/schemas/{model}"
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 PHOTO: Final = "/9j/4AAQSkZJRgABAQ... (base64)"
 """Stands for a photo in examples."""
-TAGS: list[dict[str, Any]] = [
-    {"name": "identify", "description": "Search a gallery for the faces in photos (1:N)."},
-    {"name": "faces", "description": "Detect, embed and compare faces (1:1). Nothing is stored."},
-    {"name": "galleries", "description": "Galleries: sets of people that one search covers."},
-    {"name": "subjects", "description": "Enrolled people and their templates."},
-    {"name": "strangers", "description": "Unknown people that a gallery remembers."},
-    {"name": "albums", "description": "Uploaded photos without names, grouped into people."},
-    {"name": "risk", "description": "Thresholds of a gallery and their evidence."},
-    {"name": "jobs", "description": "Work in the background: bulk enrollment, migration, imports."},
-    {"name": "migration", "description": "Change of a gallery's recognizer."},
-    {"name": "transfer", "description": "Export and import of galleries."},
-    {"name": "erasures", "description": "Receipts of erasures, and all data about a subject."},
-    {"name": "audit", "description": "Entries of the chained audit log."},
-    {"name": "keys", "description": "API keys."},
-    {"name": "webhooks", "description": "Receivers of events, and where each one is."},
-    {"name": "events", "description": "Events as they happen."},
-    {"name": "system", "description": "Health, status, models and metrics of one process."},
-]
 
 
 def example(body: Any) -> dict[str, Any]:
@@ -55,7 +37,6 @@ def install_openapi(app: FastAPI) -> None:
                 version=app.version,
                 summary=app.summary,
                 routes=app.routes,
-                tags=app.openapi_tags,
                 servers=[{"url": "."}],  # relative to /openapi.json, because a proxy may add a path prefix
             )
             schemas = document["components"]["schemas"]

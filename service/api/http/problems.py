@@ -15,13 +15,11 @@ from starlette.requests import ClientDisconnect
 
 from kith.wire.fields import GALLERY_NAME, OBJECT_ID, Problem
 from kith.wire.keys import KEY_ID
-from service.core.errors import ClientGoneError, InvalidRequestError, KithError
+from service.core.errors import ClientGoneError, InvalidRequestError, KithError, RefusedError
 
 ProblemFormat = Callable[[Problem], tuple[int, Mapping[str, Any]]]
 """Converts a problem to the status and body of another API."""
 MEDIA_TYPE: Final = "application/problem+json"
-ROUTING_CODES: Final = ("not_found", "method_not_allowed")
-"""Codes of paths without a route, and of methods that the path's routes do not have."""
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     "default": {
         "description": "A problem (RFC 9457) with a stable `code`: docs/errors.md has all.",
@@ -41,10 +39,6 @@ DATE_ERRORS: Final = frozenset({"date_from_datetime_parsing", "datetime_from_dat
 log = logging.getLogger(__name__)
 
 
-def to_problem(error: KithError, request_id: str | None = None) -> Problem:
-    return Problem(**error.document(), request_id=request_id)
-
-
 def install_error_handlers(app: FastAPI) -> None:
     """Translate the errors of FastAPI and Starlette; the gate catches all others.
 
@@ -58,17 +52,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def handle_http(request: Request, error: HTTPException) -> JSONResponse:
-        phrase = HTTPStatus(error.status_code).phrase
-        document = Problem(
-            type="about:blank",
-            title=phrase,
-            status=error.status_code,
-            code=phrase.lower().replace(" ", "_"),
-            detail=f"{request.method} {request.url.path}: {error.detail}",
-            remedy="See /docs for the paths and their methods.",
-            request_id=_request_id(request),
-        )
-        return _encode(request, document, error.headers or {})
+        detail = f"{request.method} {request.url.path}: {error.detail}"
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            return problem_response(request, RefusedError("method_not_allowed", detail, headers=error.headers))
+        return problem_response(request, RefusedError("not_found", detail))
 
 
 def error_response(request: Request, error: Exception) -> JSONResponse:
@@ -90,11 +77,8 @@ def cut_response(request: Request, error: Exception) -> None:
 def problem_response(request: Request, error: KithError) -> JSONResponse:
     # Not the error: its traceback would keep the request's body in a reference cycle.
     request.state.hides_existence = error.hides_existence
-    return _encode(request, to_problem(error, _request_id(request)), error.headers)
-
-
-def _encode(request: Request, document: Problem, headers: Mapping[str, str]) -> JSONResponse:
-    setattr(request.state, PROBLEM_CODE, document.code)
+    setattr(request.state, PROBLEM_CODE, error.code)
+    document, headers = Problem(**error.document(), request_id=_request_id(request)), error.headers
     formats: Mapping[str, ProblemFormat] = request.app.state.problem_formats
     for prefix, to_format in formats.items():
         if request.url.path.startswith(prefix):

@@ -18,7 +18,7 @@ from service.api.http.bodies import media_type, set_body_limit, unsupported
 from service.api.http.openapi import BINARY
 from service.api.http.parameters import GalleryPath
 from service.api.routes.galleries import change_settings, to_gallery_out
-from service.core.errors import GalleryExistsError, GalleryNotFoundError, InvalidDataError, KithError, LimitReachedError
+from service.core.errors import GalleryNotFoundError, InvalidDataError, KithError, LimitReachedError
 from service.core.unpacking import Unpacker
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.gallery_items import FileRow, max_items
@@ -122,14 +122,9 @@ class _Intake:
         except ValueError as error:
             raise InvalidDataError("import", "the file's header has invalid gallery settings") from error
         recognizer = self.backend.recognizers.get(header.recognizer) or self.backend.recognizers.default
-        try:
-            # Raise before creating: a file of another recognizer must not leave an empty gallery behind.
-            check_header(header, self.name, recognizer.fingerprint, recognizer.dimension)
-            return self.backend.store.galleries.create(
-                self.name, recognizer.fingerprint, recognizer.dimension, settings
-            )
-        except GalleryExistsError:  # created concurrently
-            return self.backend.store.galleries.get(self.name)
+        # Raise before creating: a file of another recognizer must not leave an empty gallery behind.
+        check_header(header, self.name, recognizer.fingerprint, recognizer.dimension)
+        return self.backend.store.galleries.create(self.name, recognizer.fingerprint, recognizer.dimension, settings)
 
     def add(self, lines: Lines, blocks: Iterator[list[FileRow]]) -> None:
         for rows in blocks:

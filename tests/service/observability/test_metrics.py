@@ -21,7 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kith import Kith, KithClientError
 from kith.wire.status import LagOut
-from service.api.http.problems import ROUTING_CODES
 from service.core.actor import Actor, acting_as
 from service.core.errors import OverloadedError, RefusedError, StorageError, all_errors
 from service.domain.gallery import GallerySettings, NewTemplate
@@ -120,10 +119,7 @@ def test_outcomes_refusals_and_scores(families: dict[str, Metric]) -> None:
     assert value(families, "kith_enroll_total", outcome="no_face") == 1
     assert value(families, "kith_problems_total", code="no_face") == 1
     assert value(families, "kith_problems_total", code="too_many_streams") == 0
-    assert {each.labels["code"] for each in families["kith_problems"].samples} == {
-        *(e.code for e in all_errors()),
-        *ROUTING_CODES,
-    }
+    assert {each.labels["code"] for each in families["kith_problems"].samples} == {e.code for e in all_errors()}
     assert value(families, "kith_problems_total", code="not_found") == 1, "a path without a route"
     assert value(families, "kith_problems_total", code="method_not_allowed") == 1
     assert value(families, "kith_similarity_count", outcome="identified") == 1
