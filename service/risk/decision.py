@@ -142,10 +142,8 @@ def compare_with_subject(probe: Float, subject: SubjectFaces, model: ImpostorRis
     """
     count = len(subject.vectors)
     (fused,) = fuse_similarities(probe[None], subject.vectors, np.zeros(count, np.int64), subject.qualities)[0]
-    if model is not None:
-        # Strangers score higher against a subject with more templates. In a search the subjects' template counts
-        # average out; against a single subject its own count matters.
-        model = replace(model, comparisons_per_subject=max(1.0, count / model.mean_templates))
+    # In a search the subjects' template counts average out; against a single subject its own count matters.
+    model = None if model is None else model.against(count)
     decoy = -1.0 if subject.decoys is None else _cosine((subject.decoys @ probe).max(initial=-1))
     return PairSimilarity(_cosine(fused), model, decoy)
 

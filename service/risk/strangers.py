@@ -24,23 +24,14 @@ def recall(vector: Float, nearest: Nearest | None, model: ImpostorRisk | None, s
     """
     if nearest is None:
         return "new"
-    among = _among(model, nearest.mean_templates)
+    # Similarities are not adjusted to a rival: the runner-up is often the same person with another id.
+    among = None if model is None else replace(model.against(nearest.mean_templates), search=None)
     thresholds = thresholds_for(settings.risk, among, nearest.strangers, settings.review_factor)
     if nearest.similarity < thresholds.review:
         return "new"
     if nearest.similarity < thresholds.accept:
         return "unclear"
     return "diverse" if _is_diverse(vector, nearest, model) else "met"
-
-
-def _among(model: ImpostorRisk | None, mean_templates: float) -> ImpostorRisk | None:
-    """Return the risk of a search among subjects with so many templates on average.
-
-    Similarities are not adjusted to a rival: the runner-up is often the same person with another id.
-    """
-    if model is None:
-        return None
-    return replace(model, search=None, comparisons_per_subject=max(1.0, mean_templates / model.mean_templates))
 
 
 def _is_diverse(vector: Float, nearest: Nearest, model: ImpostorRisk | None) -> bool:

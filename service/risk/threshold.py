@@ -64,6 +64,10 @@ class ImpostorRisk:
         """Return the number of comparisons of the curve that a search of ``subjects`` makes."""
         return math.ceil(subjects * self.comparisons_per_subject)
 
+    def against(self, templates: float) -> ImpostorRisk:
+        """Return the risk against subjects with so many templates: strangers score higher against more of them."""
+        return replace(self, comparisons_per_subject=max(1.0, templates / self.mean_templates))
+
     def rival_of(self, subjects: int) -> float | None:
         """Return the rival of a search of ``subjects``; None if its similarities are not adjusted.
 

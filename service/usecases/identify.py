@@ -100,7 +100,10 @@ async def identify(
         As search_gallery, and for a single photo its own error.
     """
     search = await _search_for(backend, gallery, body, caller)
-    photos = await _embed(backend, gallery, body, search)
+    detail = body.detail or backend.settings.detail
+    keep: KeptCrops = "largest" if search.remembers and gallery.settings.keep_crops else "none"
+    embed = partial(backend.photos.embed, recognizer=search.served, detail=detail, keep=keep)
+    photos = await each_photo([embed(photo, largest_only=body.faces == "largest") for photo in body.photos])
     quality_gate = gallery.settings.quality_gate if body.check_quality else None
     probes = [
         *_photo_probes(gallery, photos, quality_gate),
@@ -109,12 +112,17 @@ async def identify(
     if searched := [probe for probe in probes if probe.vector is not None]:
         if photos:
             gallery = _at_current_version(gallery, await backend.find_gallery(gallery.name))
-        names = await _decide(backend, gallery, probes, search, body.top_k)
+        vectors = np.stack([probe.vector for probe in searched if probe.vector is not None])
+        results, names = await search_gallery(backend, gallery, vectors, search.target, body.top_k, search.among)
+        for probe, found in zip(searched, results, strict=True):
+            probe.found = found
+        if search.one_face_per_person:
+            _keep_one_face_per_person(probes)
         for probe in searched:
             if probe.found is not None:
                 shown = probe.found if caller.sees_vectors else probe.found.coarse()
                 probe.document |= _decision_fields(shown, names, search.target)
-        _add_weakness(probes, body.detail or backend.settings.detail)
+        _add_weakness(probes, detail)
         if search.remembers:
             await remember_strangers(backend, gallery, _unknown_faces(probes), search.one_face_per_person)
     await _record(backend, gallery, search.served, probes)
@@ -147,28 +155,6 @@ async def _search_for(backend: Backend, gallery: Gallery, body: IdentifyIn, call
         # Only a search of the whole gallery at its own risk can tell that it does not know a face.
         settings.remember_strangers_days is not None and among is None and is_own_risk,
     )
-
-
-async def _embed(backend: Backend, gallery: Gallery, body: IdentifyIn, search: Search) -> list[Photo | ImageError]:
-    detail = body.detail or backend.settings.detail
-    keep: KeptCrops = "largest" if search.remembers and gallery.settings.keep_crops else "none"
-    largest_only = body.faces == "largest"
-    embed = partial(backend.photos.embed, recognizer=search.served, detail=detail, largest_only=largest_only, keep=keep)
-    return await each_photo([embed(photo) for photo in body.photos])
-
-
-async def _decide(
-    backend: Backend, gallery: Gallery, probes: Sequence[Probe], search: Search, k: int
-) -> dict[int, SubjectLabel]:
-    """Set what was found of each probe with a vector; return the names of the subjects found."""
-    searched = [probe for probe in probes if probe.vector is not None]
-    vectors = np.stack([probe.vector for probe in searched if probe.vector is not None])
-    results, names = await search_gallery(backend, gallery, vectors, search.target, k, search.among)
-    for probe, found in zip(searched, results, strict=True):
-        probe.found = found
-    if search.one_face_per_person:
-        _keep_one_face_per_person(probes)
-    return names
 
 
 def _photo_probes(

@@ -38,10 +38,6 @@ from service.storage.repositories.subjects import (
 )
 from service.storage.repositories.templates import admit, insert_templates
 
-PROMOTED: Final = "stranger_promoted"
-MERGED: Final = "stranger_merged"
-REMEMBERED: Final = "stranger_remembered"
-_CONFLICT: Final = StorageError("a constraint of the strangers was violated")
 Search = Callable[[Gallery, Float, int], tuple[list[list[Hit]], int]]
 """Search of a gallery for (q, d) vectors: the k nearest subjects of each, and the number of subjects compared."""
 Recall = Callable[[Float, Nearest | None], Recalled]
@@ -122,7 +118,7 @@ class StrangerStore(ErasingStore):
     ) -> tuple[Stranger | None, bool] | None:
         """Store a sighting of a known stranger, or of a new one without ``key``, as :meth:`_see`."""
         vault = self._database.vault
-        with self._database.write(_CONFLICT) as connection:
+        with self._database.write(StorageError("a constraint of the strangers was violated")) as connection:
             _lock(connection, gallery)
             compared = None if companion is None else companion.last_change
             if connection.execute(LAST_CHANGE, {"gallery": gallery.pk}).scalar() != compared:
@@ -146,7 +142,8 @@ class StrangerStore(ErasingStore):
             if is_new:
                 removed = _make_room(connection, companion, key)
                 reported = [Event("stranger_first_seen", **about)]
-                note(vault, connection, REMEMBERED, gallery, published=reported, stranger=stranger.id, **removed)
+                about = {"stranger": stranger.id, **removed}
+                note(vault, connection, "stranger_remembered", gallery, published=reported, **about)
             else:
                 reported = [Event("stranger_seen_again", **about)] if stranger.seen_count > before.seen_count else []
                 publish(vault, connection, gallery, reported)
@@ -187,7 +184,7 @@ class StrangerStore(ErasingStore):
             receipt = erasures.bury_moved(connection, gallery, stranger.id, into, count)
             enrolled = Event("enrollment", {"subject": subject_id, "template_count": count}, subject_id)
             note(vault, connection, "templates_enrolled", gallery, subject_id, published=[enrolled], templates=count)
-            line = entry_of(receipt, PROMOTED, stranger=stranger.id, into=into, templates=count)
+            line = entry_of(receipt, "stranger_promoted", stranger=stranger.id, into=into, templates=count)
             append(vault, connection, [line])
             subject = read_subject(connection, gallery, subject_id)
         self._cache.evict(gallery.name)
@@ -215,7 +212,7 @@ class StrangerStore(ErasingStore):
             }
             connection.execute(subjects.update().where(subjects.c.pk == target.pk).values(**visits))
             receipt = erasures.bury_moved(connection, gallery, source.id, into, source.template_count)
-            line = entry_of(receipt, MERGED, stranger=source.id, into=into)
+            line = entry_of(receipt, "stranger_merged", stranger=source.id, into=into)
             append(self._database.vault, connection, [line])
             merged = read_stranger(connection, gallery, into)
         return merged, erasures.with_log_emptied(self._database, receipt)

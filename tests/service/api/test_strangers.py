@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import httpx2 as httpx
 import numpy as np
 import pytest
-import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from kith import Kith
 from kith.wire.identification import IdentityOut
 from kith.wire.strangers import SightingOut
 from tests.conftest import jpeg
-from tests.databases import engine_of
 from tests.receivers import Receiver
 from tests.service.api.conftest import KEY, Guarded
 
@@ -111,17 +111,12 @@ def test_a_photo_that_is_not_upright_founds_nobody(kith: Kith, door: str, receiv
 def test_the_search_is_answered_if_nothing_can_be_written(
     kith: Kith, door: str, guarded: Guarded, astronaut: Photo
 ) -> None:
-    engine = engine_of(guarded.settings.sql_url)
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("CREATE TRIGGER full BEFORE INSERT ON subjects BEGIN SELECT RAISE(ABORT, 'no room'); END")
-        )
-    try:
-        answer = largest(kith, astronaut)
-        assert (answer.outcome, answer.stranger) == ("unknown", None)
-        assert "stranger_not_stored" in answer.reasons
-    finally:
-        with engine.begin() as connection:
-            connection.execute(sa.text("DROP TRIGGER full"))
-        engine.dispose()
+    with closing(sqlite3.connect(guarded.settings.data_dir / "kith.db")) as database:
+        database.execute("CREATE TRIGGER full BEFORE INSERT ON subjects BEGIN SELECT RAISE(ABORT, 'no room'); END")
+        try:
+            answer = largest(kith, astronaut)
+            assert (answer.outcome, answer.stranger) == ("unknown", None)
+            assert "stranger_not_stored" in answer.reasons
+        finally:
+            database.execute("DROP TRIGGER full")
     assert largest(kith, astronaut).stranger is not None
