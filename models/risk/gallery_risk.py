@@ -119,7 +119,8 @@ class GalleryRisk:
 
 def _lowered(scores: Floats) -> Floats:
     """Return the scores without copies, and with the largest, possible duplicates, moved to the next: they hardly tell
-    how large."""
+    how large. Fitted to all scores, galleries of 300 people of LFW, of whom a tenth is enrolled twice, miss 10.0
+    instead of 7.5 % at 1 %."""
     scores = np.where(EDGES[:-1] < COPY, scores, 0.0)
     above, bins = count_at_or_above(scores), np.arange(len(scores))
     row = np.count_nonzero(above > max(2.0, MAX_DUPLICATE_SHARE * above[0])) - 1  # two people are one duplicate
