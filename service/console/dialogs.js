@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { field, submits, textInput } from "./forms.js";
-import { button, toast, unique } from "./ui.js";
+import { button, copyButton, unique } from "./ui.js";
 
 /**
  * A dialog with `elements` and a button that runs `act`. A text that `act` returns, or its error, stays in the dialog; a
@@ -63,18 +63,11 @@ export function closeDialogs({ key = false } = {}) {
 /** Show a secret once, in a dialog that stays open when the page reloads for a new key. */
 export function secretDialog(title, label, secret, text) {
   const input = h("input", { type: "text", readOnly: true, value: secret, onFocus: () => input.select() });
-  const copy = async () => {
-    await navigator.clipboard.writeText(secret);
-    toast("Copied.");
-  };
   const box = dialog(
     title,
     h("p", `Copy it now: it is shown only once. ${text}`),
     h("div.token", field(label, input)),
-    h("div.actions.end", [
-      button("Copy", copy, { icon: "paste" }),
-      button("Done", () => box.close(), { kind: "primary" }),
-    ]),
+    h("div.actions.end", [copyButton("Copy", secret), button("Done", () => box.close(), { kind: "primary" })]),
   );
   // An accidental click or another page must not lose the secret.
   box.classList.add("stays");

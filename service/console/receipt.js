@@ -4,7 +4,7 @@ import { call } from "./api.js";
 import { careful } from "./dialogs.js";
 import { fill, h, icon } from "./dom.js";
 import { counted, when } from "./numbers.js";
-import { button, facts, heading, linkButton, toast } from "./ui.js";
+import { copyButton, facts, heading, linkButton, toast } from "./ui.js";
 
 // Labels in display order.
 const KINDS = { subjects: ["person", "people"], templates: ["photo"] };
@@ -14,10 +14,7 @@ export function receipt(document, title) {
   const went = Object.entries(KINDS)
     .filter(([kind]) => document.removed[kind] > 0)
     .map(([kind, names]) => counted(document.removed[kind], ...names));
-  const copy = async () => {
-    await navigator.clipboard.writeText(JSON.stringify(document, null, 2));
-    toast("The receipt is copied.");
-  };
+  const copy = copyButton("Copy the receipt", JSON.stringify(document, null, 2));
   return h("section.card.receipt", { role: "status" }, [
     h("h2", [icon("check"), title]),
     went.length > 0 && h("p", `Erased: ${went.join(", ")}.`),
@@ -26,7 +23,7 @@ export function receipt(document, title) {
       ["Time", when(document.at)],
     ]),
     h("p.hint", "“kith erasures list” lists all receipts of a gallery."),
-    navigator.clipboard && h("div.actions", button("Copy the receipt", copy, { icon: "paste" })),
+    copy && h("div.actions", copy),
   ]);
 }
 

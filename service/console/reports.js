@@ -3,7 +3,7 @@
 import { galleryPage } from "./api.js";
 import { each, fill, h, icon } from "./dom.js";
 import { button, heading, loading, problemBox, waiting } from "./ui.js";
-import { problem as inWords } from "./words.js";
+import { mayPass, problem as inWords } from "./words.js";
 
 const OF_GALLERY = [
   ["", "People", "people"],
@@ -75,7 +75,7 @@ export function watch(look, signal, place) {
   const say = (error) => {
     if (renewed === null && place) {
       const focused = place.contains(document.activeElement); // the button that is replaced
-      fill(place, problemBox(error, now));
+      fill(place, problemBox(error, mayPass(error) && now));
       if (focused) place.querySelector("button")?.focus();
     }
     if (renewed === null) return; // the page itself shows the first error

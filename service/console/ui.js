@@ -32,6 +32,11 @@ export function button(label, onClick, { kind = "plain", icon: name, small, ...p
   return element;
 }
 
+/** A button that copies `text`; undefined on pages without https, where browsers copy nothing. */
+export const copyButton = (label, text) =>
+  navigator.clipboard &&
+  button(label, () => navigator.clipboard.writeText(text).then(() => toast("Copied.")), { icon: "paste" });
+
 /** A link that looks like a button. */
 export const linkButton = (label, href, { kind = "plain", icon: name, small, ...props } = {}) =>
   h("a", { class: `button ${kind} ${small ? "small" : ""}`, href, ...props }, [name && icon(name), h("span", label)]);

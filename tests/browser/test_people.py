@@ -407,3 +407,9 @@ def test_settings_are_changed_and_the_gallery_deleted(visit: Opener, kith: Kith,
     sure.click()
     page.get_by_role("link", name="Back to galleries").click()
     expect(page.get_by_role("heading", name="No gallery yet")).to_be_visible()
+    make = page.get_by_role("button", name="New gallery").last
+    make.focus()
+    for _ in range(2):
+        with page.expect_response("**/v1/galleries"):
+            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(make).to_be_focused()

@@ -8,7 +8,7 @@ import { counted, when, whole } from "../numbers.js";
 import { receipt } from "../receipt.js";
 import { pages, refusalList, watch } from "../reports.js";
 import { Pictures } from "../stored.js";
-import { button, empty, folded, heading, linkButton, notice, outcome, problemBox, toast, waiting } from "../ui.js";
+import { button, empty, folded, heading, linkButton, notice, outcome, toast, waiting } from "../ui.js";
 import { jobCard } from "./jobs.js";
 import * as words from "../words.js";
 

@@ -8,7 +8,7 @@ import { galleryHeading } from "../reports.js";
 import { read, write } from "../store.js";
 import { field } from "../forms.js";
 import { button, loading, notice, outcome, table, toast } from "../ui.js";
-import { capitalized } from "../words.js";
+import { capitalized, riskInWords } from "../words.js";
 
 const SOURCES = {
   pack: "the recognizer's own calibration",
@@ -122,10 +122,8 @@ const MISSED = "photos of enrolled people are missed";
 const inWords = (stop) => `${often(stop.fpir)} ${WRONG}; ${missed(stop.fnir)}`;
 
 function accepted(risk, threshold) {
-  const meant = threshold > 1 ? "unreachable" : `similarity ${threshold.toFixed(3)}`;
-  if (risk.fpir !== undefined) return `${oneIn(risk.fpir)} searches for strangers, ${meant}`;
-  if (risk.fmr !== undefined) return `${oneIn(risk.fmr)} comparisons of two people, ${meant}`;
-  return `fixed threshold, ${meant}`;
+  const asked = risk.threshold === undefined ? riskInWords(risk) : "fixed threshold";
+  return `${asked}, ${threshold > 1 ? "unreachable" : `similarity ${threshold.toFixed(3)}`}`;
 }
 
 function meaning({ fpir, fnir, today }) {
