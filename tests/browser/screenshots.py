@@ -24,11 +24,11 @@ from playwright.sync_api import Browser, Page, expect
 from kith import Kith
 from service.cli.tools.demo import package_file
 from tests.browser.chromium import MISSING, chromium, executable
-from tests.browser.conftest import DESK, PHONE, go, started
+from tests.browser.conftest import DESK, PHONE, started
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "images"
 SDIST: Final = "face_recognition==1.3.0 --hash=sha256:5e5efdd1686aa566af0d3cc1313b131e4b197657a8ffd03669e6d3fad92705ec"
-INSIDE: Final = "face_recognition-1.3.0/tests/test_images"
+INSIDE: Final = Path("face_recognition-1.3.0", "tests", "test_images")
 COLORS: Final = 128
 PEOPLE: Final = {"collins": "Eileen Collins", "obama": "Barack Obama", "biden": "Joe Biden"}
 
@@ -54,11 +54,8 @@ def fetch(folder: Path) -> dict[str, Image.Image]:
     )
     portraits = {"collins": Image.open(package_file("skimage", "data", "astronaut.png")).convert("RGB")}
     with tarfile.open(next(folder.glob("face_recognition-*.tar.gz"))) as sdist:
-        for name in ("obama", "biden"):
-            file = sdist.extractfile(f"{INSIDE}/{name}.jpg")
-            assert file is not None
-            portraits[name] = Image.open(io.BytesIO(file.read())).convert("RGB")
-    return portraits
+        sdist.extractall(folder, filter="data")
+    return portraits | {name: Image.open(folder / INSIDE / f"{name}.jpg").convert("RGB") for name in ("obama", "biden")}
 
 
 def write(portraits: dict[str, Image.Image], folder: Path) -> None:
@@ -96,9 +93,7 @@ def take(browser: Browser, url: str, name: str, folder: Path) -> None:
     place, inputs, shown = SCENES[name]
     theme: Literal["dark", "light"] = "dark" if name == "dark" else "light"
     with browser.new_page(viewport=size, reduced_motion="reduce", color_scheme=theme) as page:
-        page.goto(f"{url}/console")
-        page.evaluate("localStorage.setItem('kith-gallery', 'crew')")
-        go(page, place)
+        page.goto(f"{url}/console#{place}")
         for number, photos in reversed(list(enumerate(inputs))):  # an input goes when it has its photos
             page.locator("input[type=file]").nth(number).set_input_files([folder / f"{photo}.jpg" for photo in photos])
         act(page, name)
@@ -121,7 +116,7 @@ def act(page: Page, name: str) -> None:
         page.get_by_role("slider").press("ArrowLeft")
 
 
-IDENTIFIED: Final = ("/identify", [["reception"]], "h3:has-text('Eileen Collins')")
+IDENTIFIED: Final = ("/identify?gallery=crew", [["reception"]], "h3:has-text('Eileen Collins')")
 SCENES: Final[dict[str, tuple[str, list[list[str]], str]]] = {
     "identify": IDENTIFIED,
     "dark": IDENTIFIED,
