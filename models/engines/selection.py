@@ -20,7 +20,7 @@ from models.runtime.cuda_network import CUDA, CudaNetwork, Device, diagnose_cuda
 from models.runtime.dynamic_shapes import agrees, make_dynamic
 from models.runtime.network import Engine, Float, Network, Precision, is_ir
 from models.runtime.onnx_check import is_bundled
-from models.runtime.onnx_runtime import BATCH_BUCKETS, CPU, OnnxNetwork, available_cores, is_gpu_build
+from models.runtime.onnx_runtime import CPU, OnnxNetwork, available_cores, is_gpu_build
 from models.runtime.openvino_network import OpenVinoNetwork
 from models.vision.detection import CANVAS_BUCKETS_PX
 from models.vision.output_check import check_outputs
@@ -90,7 +90,7 @@ class OpenedNetworks:
     @property
     def crop_batch_sizes(self) -> Sequence[int]:
         """Sizes of batches of crops. Larger ones are no faster on a CPU, and delay other requests."""
-        return BATCH_BUCKETS if isinstance(self.networks[0], CudaNetwork) else self.photo_batch_sizes
+        return GPU_CROP_BATCH_SIZES if isinstance(self.networks[0], CudaNetwork) else self.photo_batch_sizes
 
     @property
     def canvas_sides_px(self) -> Sequence[int]:
