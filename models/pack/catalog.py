@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, StrictBool, StringConstraints, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
@@ -119,15 +119,8 @@ def read_catalog(path: Path = CATALOG_PATH) -> dict[str, CatalogEntry]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
         raise PackError(path.name, f"is not a readable catalog ({error})") from error
-    tables = document.get("pack")
-    entries = [_parse_entry(table, row) for row, table in enumerate(tables)] if isinstance(tables, list) else []
+    entries: list[CatalogEntry] = checked(list[CatalogEntry], document.get("pack"), "pack")
     catalog = {entry.name: entry for entry in entries}
-    if not entries or len(catalog) < len(entries):
-        raise PackError("pack", "the catalog holds no pack, or two packs of one name")
+    if len(catalog) < len(entries):
+        raise PackError("pack", "the catalog holds two packs of one name")
     return catalog
-
-
-def _parse_entry(table: Any, row: int) -> CatalogEntry:
-    name = checked(Name, table.get("name") if isinstance(table, dict) else None, f"pack[{row}].name")
-    entry: CatalogEntry = checked(CatalogEntry, table, name)
-    return entry
