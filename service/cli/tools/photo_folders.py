@@ -30,15 +30,8 @@ class FolderPhoto:
 
 
 def photos_of(folder: Path, listed: PhotoFolder) -> list[FolderPhoto]:
-    """Return the photos of a folder with their sizes. A photo that disappeared has size 0 and is unreadable later."""
-    return [FolderPhoto(path.relative_to(folder).as_posix(), path, _size(path)) for path in listed.photos]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+    """Return the photos of a folder with their sizes."""
+    return [FolderPhoto(path.relative_to(folder).as_posix(), path, path.stat().st_size) for path in listed.photos]
 
 
 def split(photos: Sequence[FolderPhoto], max_bytes: int = MAX_ARCHIVE_BYTES) -> Iterator[list[FolderPhoto]]:
