@@ -51,3 +51,4 @@ class PullError(ModelError):
         super().__init__(f"{code}: {detail}. {PULL_REMEDIES[code]}")
         self.code = code
         self.detail = detail
+        self.remedy = PULL_REMEDIES[code]

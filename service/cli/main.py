@@ -131,8 +131,8 @@ def main() -> None:
     except KithError as error:
         _fail(error.document(), EXIT_FAILED)
     except ModelError as error:
-        code, remedy = getattr(error, "code", "pack"), getattr(error, "remedy", "")
-        _fail({"detail": str(error)} | vars(error) | {"code": code, "remedy": remedy}, EXIT_FAILED)
+        about = {name: value for name, value in vars(error).items() if not name.startswith("_")}  # Typer adds its own
+        _fail({"code": "pack", "detail": str(error)} | about, EXIT_FAILED)
     except OSError as error:
         detail = f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
         remedy = FILE_REMEDIES.get(error.errno or 0, DEFAULT_FILE_REMEDY)

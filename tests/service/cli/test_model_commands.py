@@ -81,7 +81,7 @@ def catalog(mirror: Server, tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("catalog")
 def test_pull_list_show_and_verify(mirror: Server, models: Models, tmp_path: Path) -> None:
     refused = models("pull", "mirrored", code=3)
-    assert "license_not_accepted" in refused
+    assert "(license_not_accepted) Nothing was downloaded. Read the license, and repeat with --accept" in refused
     assert "https://license.example" in refused
     assert mirror.requests == []
     assert not (tmp_path / "data" / "models" / "mirrored").exists()
