@@ -72,12 +72,11 @@ def write_archive(photos: Iterable[PersonPhoto], path: Path) -> tuple[int, int]:
     rows.writerow(("file", "subject", "source"))
     people, count = set[str](), 0
     with atomic_write(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for photo in photos:
+        for count, photo in enumerate(photos, start=1):
             name = f"{count:08}.jpg"  # whatever its format, which enrollment reads from its content
             people.add(photo.subject)
             archive.writestr(name, photo.content)
             rows.writerow((name, photo.subject, photo.source))
-            count += 1
         archive.writestr(MANIFEST, manifest.getvalue())
     return len(people), count
 

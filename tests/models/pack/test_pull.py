@@ -214,7 +214,3 @@ def test_a_liveness_network_is_pulled_beside_packs(server: Server, models_dir: P
     assert found is not None
     assert found.path == directory / "liveness.onnx"
     assert all(result.ok for result in check_pack(entry, models_dir))
-    (directory / PULL_RECORD).write_text("{")
-    assert not all(result.ok for result in check_pack(entry, models_dir))
-    fetch(entry, models_dir)
-    assert all(result.ok for result in check_pack(entry, models_dir))
