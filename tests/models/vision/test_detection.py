@@ -22,6 +22,7 @@ from models.vision.detection import (
     YuNetHead,
     box_areas,
     choose_canvas,
+    largest_box,
     suppress_overlaps,
 )
 from models.vision.pixels import to_planes
@@ -134,6 +135,7 @@ def test_a_mixed_batch_matches_single_photos(
 def test_boxes_with_swapped_sides_have_no_area() -> None:
     swapped = np.array([[90, 90, 10, 10], [10, 10, 30, 30], [90, 0, 10, 90]], np.float32)
     assert box_areas(swapped).tolist() == [0, 400, 0]
+    assert largest_box(swapped) == 1
 
 
 def test_yunet_matches_its_reference_on_lfw(reference: Path, data: Path) -> None:

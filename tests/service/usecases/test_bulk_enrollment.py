@@ -115,7 +115,7 @@ def test_a_folder_above_the_people_is_seen(archive: Archive) -> None:
 @pytest.mark.parametrize("root", ["", "photos/"])
 def test_a_manifest_says_whose_a_photo_is(archive: Archive, root: str) -> None:
     # macOS writes decomposed names.
-    manifest = 'note,file,subject\nx,./x/Jos\xe9.jpg,Jose\u0301\n,2.dat,"Lovelace, A."\n,gone.jpg,bob\n'
+    manifest = 'note,file,subject\nx,./x/Jos\xe9.jpg,Jose\u0301\n\n,2.dat,"Lovelace, A."\n,gone.jpg,bob\n'
     files = {"x/Jose\u0301.jpg": b"1", "manifest.csv": manifest.encode("utf-8-sig"), "2.dat": b"2", "3.jpg": b"3"}
     found = what_is_in(archive(as_tar({root + name: payload for name, payload in files.items()})))
     assert found.subjects == {f"{root}x/Jose\u0301.jpg": "Jos\xe9", f"{root}2.dat": "Lovelace, A."}
