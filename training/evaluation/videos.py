@@ -26,11 +26,7 @@ from training.evaluation.metrics import row_blocks
 from training.evaluation.protocols import mean_average_precision, read_video_pairs
 from training.progress import track
 
-Point = tuple[float, float]
-Frame = tuple[NDArray[np.uint8], Point | None]
-"""RGB frame, and the point nearest which the face is, in pixels; None for the largest face."""
 ALIGNED: Final = "aligned_images_DB"
-FRAMES: Final = "frame_images_DB"
 PARTS: Final = "IQIYI_VID_DATA_Part*"
 CLEANED: Final = "gt_v2"
 
@@ -47,24 +43,25 @@ class VideoEmbedder:
     flip: bool = False
 
     def embed_all(
-        self, videos: Sequence[str], read: Callable[[str], Iterable[Frame]]
+        self, videos: Sequence[str], read: Callable[[str], Iterable[NDArray[np.uint8]]], central: bool = False
     ) -> tuple[Float, NDArray[np.bool_]]:
-        """Return (V, d) unit vectors of videos, zero without a face, and (V,) whether a face was found."""
-        found = [self._embed(read(video)) for video in track(videos, "embed", "videos")]
+        """Return (V, d) unit vectors of videos, zero without a face, and (V,) whether a face was found. The largest
+        face of a frame counts, or the ``central`` one. ``read``: RGB frames of a video."""
+        found = [self._embed(read(video), central) for video in track(videos, "embed", "videos")]
         seen = np.array([vector is not None for vector in found], bool)
         if not seen.any():
             raise ConfigError("no video shows a detected face")
         dimension = next(len(vector) for vector in found if vector is not None)
         return np.stack([np.zeros(dimension, np.float32) if v is None else v for v in found]), seen
 
-    def _embed(self, frames: Iterable[Frame]) -> Float | None:
+    def _embed(self, frames: Iterable[NDArray[np.uint8]], central: bool) -> Float | None:
         vectors = []
         rest = iter(frames)
         while batch := list(islice(rest, PHOTO_BATCH_SIZE)):
             crops = []
-            for (photo, point), faces in zip(batch, self.detector.detect([photo for photo, _ in batch]), strict=True):
+            for photo, faces in zip(batch, self.detector.detect(batch), strict=True):
                 if len(faces):
-                    row = faces.largest() if point is None else faces.nearest(*point)
+                    row = faces.nearest(photo.shape[1] / 2, photo.shape[0] / 2) if central else faces.largest()
                     crops.append(align(photo, faces.landmarks_xy[row][None], self.alignment)[0])
             if crops:
                 vectors.append(embed_batch(self.embed, np.stack(crops), self.flip))
@@ -74,49 +71,29 @@ class VideoEmbedder:
 def evaluate_ytf(embedder: VideoEmbedder, folder: Path) -> Verification:
     """Evaluate on YouTube Faces (L. Wolf et al., CVPR 2011) in the ten folds of ``splits.txt``.
 
-    Frames are those of ``aligned_images_DB/person/video/``, whose face is in the middle; without this folder, those of
-    ``frame_images_DB/``, whose faces ``person.labeled_faces.txt`` marks. Videos without a detected face are similar to
-    nothing. Raises ConfigError if a list, a video or a frame is missing or malformed, or no face is found.
+    Frames are those of ``aligned_images_DB/person/video/``, whose face is in the middle. Videos without a detected face
+    are similar to nothing. Raises ConfigError if the list or a video is missing or malformed, or no face is found.
     """
     pairs = read_video_pairs(folder / "splits.txt")
     videos = tuple(sorted({*pairs.first, *pairs.second}))
-    root = next((folder / name for name in (ALIGNED, FRAMES) if (folder / name).is_dir()), None)
-    if root is None:
-        raise ConfigError(f"{folder} has neither {ALIGNED} nor {FRAMES}")
+    root = folder / ALIGNED
     if missing := [video for video in videos if not any((root / video).glob("*.jpg"))]:
         raise ConfigError(f"{root} lacks {len(missing)} videos that splits.txt names, first {missing[0]}")
-    marked = root.name == FRAMES
-    vectors, seen = embedder.embed_all(videos, lambda video: _ytf_frames(root, video, marked, embedder.frames))
+    vectors, seen = embedder.embed_all(videos, lambda video: _ytf_frames(root / video, embedder.frames), central=True)
     return verify(Embeddings(videos, vectors, seen), pairs, intervals=False)
 
 
-def _ytf_frames(root: Path, video: str, marked: bool, count: int) -> Iterator[Frame]:
-    files = sorted((root / video).glob("*.jpg"), key=_frame_number)
-    middles = _read_middles(root / f"{video.split('/')[0]}.labeled_faces.txt") if marked else {}
-    for row in evenly_spaced_rows(len(files), count):
-        file = files[row]
-        name = file.relative_to(root).as_posix()
-        if marked and name not in middles:
-            raise ConfigError(f"{video.split('/')[0]}.labeled_faces.txt does not list {name}")
-        photo = read_rgb(file)
-        yield photo, middles.get(name, (photo.shape[1] / 2, photo.shape[0] / 2))
+def _ytf_frames(folder: Path, count: int) -> Iterator[NDArray[np.uint8]]:
+    files = sorted(folder.glob("*.jpg"), key=_frame_number)
+    return (read_rgb(files[row]) for row in evenly_spaced_rows(len(files), count))
 
 
 def _frame_number(file: Path) -> int:
-    """Return the number in ``0.123.jpg`` and ``aligned_detect_0.123.jpg``. Raises ConfigError without one."""
+    """Return the number in ``aligned_detect_0.123.jpg``. Raises ConfigError without one."""
     number = file.stem.rpartition(".")[2]
     if not number.isdecimal():
-        raise ConfigError(f"{file} is not named as a frame, VIDEO.FRAME.jpg")
+        raise ConfigError(f"{file} is not named as a frame, aligned_detect_VIDEO.FRAME.jpg")
     return int(number)
-
-
-def _read_middles(path: Path) -> Mapping[str, Point]:
-    """Read "person\\\\video\\\\file,ignored,x,y,width,height,..." to the middle of the face by frame."""
-    rows = [line.split(",") for line in read_list(path).splitlines() if line.strip()]
-    try:
-        return {row[0].replace("\\", "/"): (float(row[2]), float(row[3])) for row in rows}
-    except (IndexError, ValueError) as error:
-        raise ConfigError(f"{path} is malformed: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -218,7 +195,7 @@ def _person(text: str, path: Path) -> int:
     return int(text)
 
 
-def _video_frames(path: Path, count: int) -> Iterator[Frame]:
+def _video_frames(path: Path, count: int) -> Iterator[NDArray[np.uint8]]:
     """Yield at most ``count`` evenly spaced RGB frames. Raises ConfigError if the file is no video."""
     video = cv2.VideoCapture(str(path))
     try:
@@ -232,6 +209,6 @@ def _video_frames(path: Path, count: int) -> Iterator[Frame]:
             if number in chosen:
                 read, frame = video.retrieve()
                 if read:
-                    yield np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB), np.uint8), None
+                    yield np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB), np.uint8)
     finally:
         video.release()

@@ -63,16 +63,16 @@ def mean_vector(videos: VideoEmbedder, photos: list[NDArray[np.uint8]], largest:
     return np.asarray(mean / np.linalg.norm(mean))
 
 
-def write_ytf(root: Path, people: list[list[Path]], folder: str, prefix: str) -> list[tuple[int, str, str, bool]]:
+def write_ytf(root: Path, people: list[list[Path]]) -> list[tuple[int, str, str, bool]]:
     """Write two videos of two frames per person, and a list of two folds."""
     rows = []
     for i, photos in enumerate(people):
         for video in (0, 1):
-            place = root / folder / f"P{i}" / str(video)
+            place = root / "aligned_images_DB" / f"P{i}" / str(video)
             place.mkdir(parents=True)
             for frame in (0, 1):
                 # Frames 9 and 10: their order is that of the numbers.
-                (place / f"{prefix}{video}.{9 + frame}.jpg").symlink_to(photos[2 * video + frame])
+                (place / f"aligned_detect_{video}.{9 + frame}.jpg").symlink_to(photos[2 * video + frame])
         rows.append((i % 2 + 1, f"P{i}/0", f"P{i}/1", True))
         rows.append((i % 2 + 1, f"P{i}/0", f"P{(i + 2) % len(people)}/1", False))
     lines = [f"{fold}, {a}, {b}, , {int(same)}, {int(same)}" for fold, a, b, same in rows]
@@ -83,7 +83,7 @@ def write_ytf(root: Path, people: list[list[Path]], folder: str, prefix: str) ->
 def test_youtube_faces_by_the_command(
     people: list[list[Path]], tmp_path: Path, videos: VideoEmbedder, evaluate: Evaluate
 ) -> None:
-    rows = write_ytf(tmp_path / "ytf", people, "aligned_images_DB", "aligned_detect_")
+    rows = write_ytf(tmp_path / "ytf", people)
     same, folds = np.array([row[3] for row in rows]), np.array([row[0] for row in rows])
     for frames in (1, 2):  # one frame is the first one
         some = replace(videos, frames=frames)
@@ -101,40 +101,9 @@ def test_youtube_faces_by_the_command(
     assert "YouTube Faces videos without a face │ 0" in printed
 
 
-def test_marked_faces_count_in_whole_frames(
-    people: list[list[Path]], tmp_path: Path, detector: Detector, recognizer: Recognizer, videos: VideoEmbedder
-) -> None:
-    """A frame shows the person beside another one; the list marks the person, left or right."""
-    root = tmp_path / "ytf"
-    write_ytf(root, people, "frame_images_DB", "")
-    aligned = tmp_path / "aligned"
-    write_ytf(aligned, people, "aligned_images_DB", "aligned_detect_")
-    expected = evaluate_ytf(videos, aligned)
-    for i in range(len(people)):
-        lines = []
-        for number, file in enumerate(sorted((root / "frame_images_DB" / f"P{i}").rglob("*.jpg"))):
-            own, other = read_rgb(file), read_rgb(people[(i + 1 + number) % len(people)][0])
-            left = number % 2 == 0
-            file.unlink()
-            wide = np.concatenate([own, other] if left else [other, own], 1)
-            cv2.imwrite(str(file), wide[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 100])
-            name = "\\".join(file.relative_to(root / "frame_images_DB").parts)
-            lines.append(f"{name},0,{125 if left else 375},125,120,120,0.0,1")
-        (root / "frame_images_DB" / f"P{i}.labeled_faces.txt").write_text("\n".join(lines))
-    found = evaluate_ytf(videos, root)
-    assert found.auc == pytest.approx(expected.auc, abs=0.05)
-    assert found.accuracy.mean == pytest.approx(expected.accuracy.mean, abs=0.1)
-    (root / "frame_images_DB" / "P0.labeled_faces.txt").write_text("")
-    with pytest.raises(ConfigError, match=r"P0\.labeled_faces\.txt does not list P0/0/0\.9\.jpg"):
-        evaluate_ytf(videos, root)
-
-
 def test_missing_parts_of_youtube_faces_are_named(tmp_path: Path, videos: VideoEmbedder) -> None:
     (tmp_path / "splits.txt").write_text("header\n1, A/0, A/1, 1\n1, A/0, B/0, 0\n")
-    with pytest.raises(ConfigError, match="neither aligned_images_DB nor frame_images_DB"):
-        evaluate_ytf(videos, tmp_path)
-    (tmp_path / "aligned_images_DB").mkdir()
-    with pytest.raises(ConfigError, match=r"lacks 3 videos that splits\.txt names, first A/0"):
+    with pytest.raises(ConfigError, match=r"aligned_images_DB lacks 3 videos that splits\.txt names, first A/0"):
         evaluate_ytf(videos, tmp_path)
 
 
