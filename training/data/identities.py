@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import PhotoError
-from models.vision.alignment import align, standard_alignment
+from models.vision.alignment import Alignment, align, standard_alignment
 from models.vision.detection import Detector
 from models.vision.photo_files import printable_path
 from models.vision.photo_reading import decode_photo
@@ -33,6 +33,8 @@ MAX_READ_AHEAD = 64
 """Decoded images waiting for use. Bounds memory where photos are large and detection is slow."""
 T = TypeVar("T")
 R = TypeVar("R")
+Choose = Callable[[NDArray[np.int64]], NDArray[np.intp]]
+"""Function from the label of each photo to the rows to read."""
 log = logging.getLogger(__name__)
 
 
@@ -144,7 +146,7 @@ class IdentitySet:
     """Crops: ``crops_NHWC`` (n, s, s, 3) uint8 RGB, ``labels`` (n,) in 0..C-1, ``class_ids`` (C,) for checkpoints.
 
     Streamed crops support indexing by rows and slices only, like a memory map whose rows are decoded. ``listed`` has
-    the source of each image.
+    the source of each image, ``without_face`` the number of photos that were dropped.
     """
 
     crops_NHWC: NDArray[np.uint8]
@@ -152,6 +154,7 @@ class IdentitySet:
     names: tuple[str, ...]
     class_ids: NDArray[np.int64]
     listed: IdentityList | None = None
+    without_face: int = 0
 
     @property
     def num_classes(self) -> int:
@@ -329,14 +332,15 @@ def load_identities(
     config: DataConfig,
     cache_dir: Path,
     detector: Detector | None = None,
-    choose: Callable[[NDArray[np.int64]], NDArray[np.intp]] | None = None,
+    choose: Choose | None = None,
+    alignment: Alignment | None = None,
 ) -> IdentitySet:
     """Return all crops from a memory-mapped cache, built on first use, or streamed with ``data.workers``.
 
-    ``choose`` returns the rows to read, from the label of each photo; default: all.
+    ``choose`` selects the photos to read; default: all.
 
-    Unaligned photos need ``detector``: the largest face of each photo is aligned, and photos without a face are
-    dropped with a warning. With several processes, build the cache in one of them first. Raises ConfigError as
+    Unaligned photos need ``detector``: the largest face of each photo is aligned, by default to the standard template,
+    and photos without a face are dropped with a warning. With several processes, build the cache in one of them first. Raises ConfigError as
     `list_identities` does, or if a crop has the wrong size or the detector is missing.
     """
     listed = list_identities(config)
@@ -347,18 +351,20 @@ def load_identities(
     if config.workers:
         crops = cast(NDArray[np.uint8], StreamedCrops(listed, config.crop_px))
         return IdentitySet(crops, listed.labels, listed.names, listed.class_ids(), listed)
-    identity = f"{config.root} {config.aligned} {config.crop_px} {listed.source.fingerprint(listed.rows)}"
+    fitted = alignment or standard_alignment(config.crop_px)
+    shape = config.crop_px if fitted.is_standard else fitted
+    identity = f"{config.root} {config.aligned} {shape} {listed.source.fingerprint(listed.rows)}"
 
     def fill(crops_NHWC: NDArray[np.uint8]) -> NDArray[np.int64]:
         if not config.aligned and detector is None:
             raise ConfigError(
                 "Unaligned photos need a detector. Align them by 'kith-train run' or 'resume' with --align-with"
             )
-        return _decode(listed, crops_NHWC, None if config.aligned else detector)
+        return _decode(listed, crops_NHWC, None if config.aligned else detector, fitted)
 
     crops, kept = cached_crops(cache_dir, "crops", identity, len(listed), config.crop_px, fill)
     found = listed.select(kept)
-    return IdentitySet(crops, found.labels, found.names, listed.class_ids(), found)
+    return IdentitySet(crops, found.labels, found.names, listed.class_ids(), found, len(listed) - len(found))
 
 
 def map_in_threads(
@@ -389,10 +395,11 @@ def _require_crop(image: NDArray[np.uint8], name: str, crop_px: int) -> NDArray[
     return image
 
 
-def _decode(listed: IdentityList, crops_NHWC: NDArray[np.uint8], detector: Detector | None) -> NDArray[np.int64]:
+def _decode(
+    listed: IdentityList, crops_NHWC: NDArray[np.uint8], detector: Detector | None, alignment: Alignment
+) -> NDArray[np.int64]:
     """Fill crops in order, and return the rows of those with a face."""
     kept, crop_px = list[int](), crops_NHWC.shape[1]
-    alignment = standard_alignment(crop_px)
     for i, image in enumerate(track(map_in_threads(listed.read, range(len(listed))), "decode", "photos", len(listed))):
         if detector is None:
             crops_NHWC[len(kept)] = _require_crop(image, listed.name(i), crop_px)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -32,8 +31,8 @@ from models.vision.detection import Detector
 from models.vision.recognition import Recognizer, l2_normalize
 from models.vision.specs import Normalization, RecognitionSpec
 from training import distributed
-from training.config import ConfigError
-from training.data.identities import IdentityList, IdentitySet, map_in_threads, read_rgb
+from training.config import ConfigError, DataConfig
+from training.data.identities import Choose, IdentitySet, load_identities, read_rgb
 from training.evaluation.metrics import Floats, flip_average
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import CONFIG, load_run
@@ -140,6 +139,29 @@ def embed_crops(embed: Embed, crops_NHWC: NDArray[np.uint8], flip: bool = False)
     return np.concatenate(vectors).astype(np.float32)
 
 
+def embed_people(
+    embed: Embed,
+    alignment: Alignment,
+    detector: Detector,
+    photos: DataConfig,
+    cache: Path,
+    choose: Choose,
+    flip: bool = False,
+) -> tuple[IdentitySet, Float]:
+    """Return the people of the chosen photos, and the (n, d) vectors of their photos. The largest face of each photo
+    counts, aligned for the embedder; aligned photos are standard crops. Raises ConfigError as `load_identities` does,
+    or if no two people have a face."""
+    side = standard_crop_px(alignment) if photos.aligned else alignment.size_px
+    data = load_identities(replace(photos, crop_px=side), cache, detector, choose, alignment).without_empty_classes()
+    if data.num_classes < 2:
+        raise ConfigError(f"{photos.root}: fewer than two people have a photo with a face")
+
+    def embed_fitted(crops: Crops) -> Float:
+        return embed(realign_crops(crops, alignment) if photos.aligned else crops)
+
+    return data, embed_crops(embed_fitted, data.crops_NHWC, flip)
+
+
 def central_crops(
     detector: Detector, files: Sequence[Path], alignment: Alignment
 ) -> Iterator[tuple[list[int], NDArray[np.uint8]]]:
@@ -219,34 +241,3 @@ class Embedder:
             vectors[rows] = self.recognizer.embed(crops)
             found[rows] = True
         return vectors, found
-
-    def embed_people(
-        self, listed: IdentityList, rows: NDArray[np.intp], aligned: bool
-    ) -> tuple[Float, NDArray[np.bool_]]:
-        """Embed the largest face of each listed photo; ``aligned`` photos are crops already. Returns as `embed`. Raises
-        ConfigError if a photo cannot be read, or is not a crop."""
-        vectors = np.zeros((len(rows), self.recognizer.dimension), np.float32)
-        found = np.zeros(len(rows), bool)
-        images = map_in_threads(listed.read, rows.tolist())
-        for start in track(range(0, len(rows), PHOTO_BATCH_SIZE), "embed", f"batches of {PHOTO_BATCH_SIZE} photos"):
-            batch = list(islice(images, PHOTO_BATCH_SIZE))
-            crops = self._realigned(batch) if aligned else self._largest(batch)
-            seen = start + np.flatnonzero([crop is not None for crop in crops])
-            if len(seen):
-                vectors[seen] = self.recognizer.embed(np.stack([crop for crop in crops if crop is not None]))
-                found[seen] = True
-        return vectors, found
-
-    def _realigned(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-        side = standard_crop_px(self.recognizer.alignment)
-        if any(image.shape[:2] != (side, side) for image in images):
-            raise ConfigError(f"Not all images are {side}x{side} crops. Omit --aligned to detect the faces")
-        return realign_crops(np.stack(images), self.recognizer.alignment)
-
-    def _largest(self, photos: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8] | None]:
-        return [
-            align(photo, faces.landmarks_xy[faces.largest()][None], self.recognizer.alignment)[0]
-            if len(faces)
-            else None
-            for photo, faces in zip(photos, self.detector.detect(photos), strict=True)
-        ]

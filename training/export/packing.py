@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +20,9 @@ from models.pack.manifest import ModelPack
 from models.pack.writing import replace_calibration, update_manifest, write_pack
 from models.vision.specs import Normalization
 from training.config import ConfigError, DataConfig, RunConfig
-from training.data.identities import list_identities, load_identities
+from training.data.identities import load_identities
 from training.data.subsampling import evenly_spaced_rows, limit_per_label
-from training.evaluation.embedding import Embedder
+from training.evaluation.embedding import Embedder, embed_people
 from training.evaluation.lfw import VIEW1, read_pairs
 from training.evaluation.pack_evaluation import embed_pack, evaluate_pack
 from training.export.calibrate import calibrate
@@ -153,15 +154,15 @@ def calibrate_pack(
     pack = load_pack(directory)
     if not os.access(pack.directory, os.W_OK):
         raise PackError("calibration", f"{pack.directory} is read-only: copy the pack and calibrate the copy")
-    listed = list_identities(data)
-    rows = limit_per_label(max_photos_per_person, listed.labels)
-    vectors, found = Embedder(pack).embed_people(listed, rows, data.aligned)
+    by, cache = Embedder(pack), crop_cache(pack) / sha256_of(pack.detection.path)[:16]
+    choose = partial(limit_per_label, max_photos_per_person)
+    people, vectors = embed_people(by.recognizer.embed, by.recognizer.alignment, by.detector, data, cache, choose)
     try:
         # Record the folder name only: its path may contain personal data.
-        evidence = calibrate(vectors[found], listed.labels[rows[found]].tolist(), data.root.resolve().name)
+        evidence = calibrate(vectors, people.labels.tolist(), data.root.resolve().name)
     except ValueError as error:
-        raise ConfigError(f"{data.root}: {error}; {int((~found).sum())} photos have no detected face") from error
-    about = {"note": note, "photos_without_face": int((~found).sum()), "recognizer": pack.recognition.fingerprint()}
+        raise ConfigError(f"{data.root}: {error}; {people.without_face} photos have no detected face") from error
+    about = {"note": note, "photos_without_face": people.without_face, "recognizer": pack.recognition.fingerprint()}
     return replace_calibration(pack, {**evidence, **about})
 
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.vision.alignment import Alignment, realign_crops, standard_crop_px
+from models.vision.alignment import Alignment
 from models.vision.detection import Detector
 from training import distributed
-from training.config import ConfigError, DataConfig
-from training.data.identities import IdentitySet, load_identities
+from training.config import DataConfig
+from training.data.identities import IdentitySet
 from training.data.split import Split
 from training.data.subsampling import evenly_spaced_rows, limit_per_label
 from training.evaluation import plots
-from training.evaluation.embedding import Embed, embed_crops
+from training.evaluation.embedding import Embed, embed_crops, embed_people
 from training.evaluation.people import PeopleResult, PhotoPair, Rate, evaluate_people
 
 MAX_PHOTOS: Final = 3000
@@ -61,13 +61,9 @@ def measure_folder(
     embed: Embed, alignment: Alignment, detector: Detector, photos: DataConfig, cache: Path, flip: bool = False
 ) -> MeasuredPeople:
     """Measure an embedder of crops of this alignment on photos of labeled people, with intervals. The largest face of
-    each photo counts. Of larger sets, evenly spaced photos and people are measured, about `MAX_PHOTOS`. Raises
-    ConfigError as `load_identities` does, or if no two people have a face."""
-    photos = replace(photos, crop_px=standard_crop_px(alignment))
-    chosen = load_identities(photos, cache, detector, _spaced_photos).without_empty_classes()
-    if chosen.num_classes < 2:
-        raise ConfigError(f"{photos.root}: fewer than two people have a photo with a face")
-    vectors = embed_crops(lambda crops: embed(realign_crops(crops, alignment)), chosen.crops_NHWC, flip)
+    each photo counts. Of larger sets, evenly spaced photos and people are measured, about `MAX_PHOTOS`. Raises as
+    `embed_people`."""
+    chosen, vectors = embed_people(embed, alignment, detector, photos, cache, _spaced_photos, flip)
     return MeasuredPeople(photos.root.name, chosen, evaluate_people(vectors, chosen.labels, intervals=True))
 
 

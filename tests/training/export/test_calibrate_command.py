@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ PEOPLE = 80
 
 def call(*words: object) -> None:
     app([str(word) for word in words], standalone_mode=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with contextlib.chdir(tmp_path_factory.mktemp("workplace")):
+        yield
 
 
 @pytest.fixture
@@ -119,7 +126,7 @@ def test_aligned_crops_calibrate_a_directory_without_a_manifest(
     assert by_crops["recognizer"] == load_pack(directory).recognition.fingerprint()
     np.testing.assert_allclose(by_crops["largest_impostors"], by_photos["largest_impostors"], atol=1e-4)
     assert sorted(file.name for file in directory.iterdir()) == ["calibration.json", "detector.onnx", "mine.onnx"]
-    with pytest.raises(ConfigError, match="Not all images are 112x112 crops"):
+    with pytest.raises(ConfigError, match="is 250x250, not a 112x112 crop"):
         call("calibrate", directory, "--data", people, "--folder", "--aligned")
     # The evidence does not apply to another recognizer.
     shutil.copy(reference / "recognizer.onnx", directory / "mine.onnx")
