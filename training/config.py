@@ -108,7 +108,7 @@ class DataConfig:
     """Share of photos of the trained people that are not trained on, but measured, about 1,000 at most. Two photos of a
     person are always trained on."""
     workers: Count = 0
-    """Processes that decode crops while a run trains, for sets that exceed the disk as pixels. 0: all crops are decoded
+    """Threads that decode crops while a run trains, for sets that exceed the disk as pixels. 0: all crops are decoded
     once, into a cache."""
 
     def __post_init__(self) -> None:

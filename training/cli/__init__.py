@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import multiprocessing
 import os
 import sys
 import threading
@@ -30,8 +29,6 @@ def main() -> None:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    for worker in multiprocessing.active_children():
-        worker.terminate()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from training.config import RunConfig
 from training.data.augment import draw_uniforms
@@ -20,7 +16,8 @@ from training.data.identities import IdentitySet, map_in_threads
 from training.data.sampling import BatchSampler
 from training.distributed import to_device
 
-MAX_BATCHES_AHEAD = 2
+MAX_AHEAD = 2
+"""Batches that a thread prepares ahead of their use."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +41,8 @@ class Batch:
         return replace(self, crops=self.crops.pin_memory(), labels=self.labels.pin_memory())
 
 
-class Batches(Dataset[Batch]):
-    """Batches of a run on ``device``: the rows ``part`` of each global batch. As a data set, they are decoded in worker
-    processes by step and rows."""
+class Batches:
+    """Batches of a run on ``device``: the rows ``part`` of each global batch."""
 
     def __init__(self, data: IdentitySet, config: RunConfig, part: slice, device: torch.device) -> None:
         loop = config.loop
@@ -57,47 +53,17 @@ class Batches(Dataset[Batch]):
         self._copies = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def iterate(self, first: int) -> Iterator[Batch]:
-        """Yield the batches from step ``first`` to the last one."""
-        if self._config.data.workers:
-            ahead = self._decode(first)
-        else:  # one thread keeps the order of the sampler's epochs
-            ahead = map_in_threads(self._pinned, range(first, self.total_steps), 1, MAX_BATCHES_AHEAD)
-        for batch in ahead:
+        """Yield the batches from step ``first`` to the last one. Threads prepare them."""
+        threads = max(1, self._config.data.workers)
+        for batch in map_in_threads(self._prepare, range(first, self.total_steps), threads, MAX_AHEAD * threads):
             yield self._move(batch)
 
-    def _decode(self, first: int) -> Iterator[Batch]:
-        """Yield batches of worker processes, in order. Only the rows of a batch are sent to them."""
-        # Workers use one core. A worker that ends the thread pool itself would wait for threads that it does not have.
-        cv2.setNumThreads(1)
-        return iter(
-            DataLoader(
-                self,
-                batch_size=None,
-                sampler=((step, self.rows(step)) for step in range(first, self.total_steps)),
-                num_workers=self._config.data.workers,
-                prefetch_factor=MAX_BATCHES_AHEAD,
-                pin_memory=self._device.type == "cuda",
-                worker_init_fn=_start_worker,
-                # Forked workers share the list of images.
-                multiprocessing_context=multiprocessing.get_context("fork"),
-            )
-        )
-
-    def rows(self, step: int) -> NDArray[np.int64]:
-        """Return this rank's rows of a step."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        return self._sampler.rows(epoch, position)[self._part]
-
-    def __getitem__(self, job: tuple[int, NDArray[np.int64]]) -> Batch:
-        """Return the batch of a step and its rows, on the CPU."""
-        step, rows = job
+    def _prepare(self, step: int) -> Batch:
         loop = self._config.loop
+        rows = self._sampler.rows(*divmod(step, self.steps_per_epoch))[self._part]
         uniforms = draw_uniforms(loop.batch_size, loop.seed, step)[self._part]
         crops, labels = self._data.crops_NHWC[rows], self._data.labels[rows]
-        return Batch(step, rows, torch.from_numpy(crops), torch.from_numpy(labels), uniforms)
-
-    def _pinned(self, step: int) -> Batch:
-        batch = self[step, self.rows(step)]
+        batch = Batch(step, rows, torch.from_numpy(crops), torch.from_numpy(labels), uniforms)
         return batch.pin_memory() if self._device.type == "cuda" else batch
 
     def _move(self, batch: Batch) -> Batch:
@@ -111,9 +77,3 @@ class Batches(Dataset[Batch]):
         for tensor in (crops, labels):
             tensor.record_stream(computing)  # its memory is used again only after the step
         return replace(batch, crops=crops, labels=labels)
-
-
-def _start_worker(_number: int) -> None:
-    """Leave Ctrl-C to the main process, which stops after its step."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,7 +27,7 @@ class BatchSampler:
         self._batch_size, self._seed, self._k = batch_size, seed, images_per_person
         # Renumber: a class is empty if no face was found in its photos.
         _, self._labels, self._counts = np.unique(labels, return_inverse=True, return_counts=True)
-        self._order_of_epoch: tuple[int, NDArray[np.int64]] | None = None
+        self._order = lru_cache(2)(self._shuffle)  # threads prepare the batches before and after the end of an epoch
         if len(labels) < batch_size:
             raise ConfigError(f"{len(labels)} images are fewer than one batch of {batch_size}. Lower loop.batch_size")
         if images_per_person and len(self._counts) * images_per_person < batch_size:
@@ -41,12 +43,12 @@ class BatchSampler:
 
     def rows(self, epoch: int, position: int) -> NDArray[np.int64]:
         """Return (batch_size,) rows of batch ``position`` of an epoch, ascending for sequential memory-map reads."""
-        if self._order_of_epoch is None or self._order_of_epoch[0] != epoch:
-            rng = np.random.default_rng((self._seed, epoch))
-            order = self._balanced(rng) if self._k else rng.permutation(len(self._labels))
-            self._order_of_epoch = epoch, order
         start = position * self._batch_size
-        return np.sort(self._order_of_epoch[1][start : start + self._batch_size])
+        return np.sort(self._order(epoch)[start : start + self._batch_size])
+
+    def _shuffle(self, epoch: int) -> NDArray[np.int64]:
+        rng = np.random.default_rng((self._seed, epoch))
+        return self._balanced(rng) if self._k else rng.permutation(len(self._labels))
 
     def _balanced(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return the rows of all batches of an epoch, k of a person side by side."""

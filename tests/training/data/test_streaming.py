@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -16,9 +15,6 @@ from training.config import ConfigError, DataConfig, RunConfig
 from training.data.batches import Batches
 from training.data.identities import load_identities
 from training.run.train import train_recognizer
-
-# Workers are forked. A fork of a process that also runs servers and pytest-xdist may end it.
-pytestmark = pytest.mark.long
 
 
 def write_shards(folder: Path, people: Path) -> Path:
@@ -66,20 +62,6 @@ def test_batches_depend_on_the_step_alone(tmp_path: Path) -> None:
         assert torch.equal(one.crops, other.crops)
         assert torch.equal(one.labels, other.labels)
         assert torch.equal(one.uniforms, other.uniforms)
-
-
-@pytest.mark.timeout(300)
-def test_workers_start_after_opencv_used_its_threads(tmp_path: Path) -> None:
-    """A forked worker has OpenCV's thread pool without its threads, and would wait for them without end."""
-    cv2.setNumThreads(4)
-    photo = np.random.default_rng(0).integers(0, 256, (2000, 2000, 3), dtype=np.uint8)
-    for _ in range(5):
-        cv2.cvtColor(cv2.resize(photo, (3000, 3000)), cv2.COLOR_RGB2Lab)
-    people = write_people(tmp_path / "people")
-    config = with_workers(tiny_run(people, tmp_path / "run"), people)
-    data = load_identities(config.data, tmp_path / "cache")
-    batches = Batches(data, config, slice(0, 8), torch.device("cpu"))
-    assert len(list(batches.iterate(0))) == batches.total_steps
 
 
 def test_damaged_input_is_named(tmp_path: Path) -> None:
