@@ -340,8 +340,8 @@ def load_identities(
     ``choose`` selects the photos to read; default: all.
 
     Unaligned photos need ``detector``: the largest face of each photo is aligned, by default to the standard template,
-    and photos without a face are dropped with a warning. With several processes, build the cache in one of them first. Raises ConfigError as
-    `list_identities` does, or if a crop has the wrong size or the detector is missing.
+    and photos without a face are dropped with a warning. With several processes, build the cache in one of them first.
+    Raises ConfigError as `list_identities` does, or if a crop has the wrong size or the detector is missing.
     """
     listed = list_identities(config)
     if choose is not None:

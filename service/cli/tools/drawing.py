@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -68,7 +67,7 @@ def _draw(photo: bytes, marks: Sequence[Mark], target: Path) -> None:
     scale = min(max(*image.size, MIN_SIDE_PX), MAX_SIDE_PX) / max(image.size)
     image = image.resize([max(1, round(side * scale)) for side in image.size], Image.Resampling.LANCZOS)
     unit = max(image.size) / MIN_SIDE_PX
-    font, pen = _font(18 * unit), ImageDraw.Draw(image)
+    font, pen = ImageFont.load_default(18 * unit), ImageDraw.Draw(image)
     scaled = [([value * scale for value in box], color, label) for box, color, label in marks]
     for box, color, _ in scaled:
         pen.rectangle(box, outline=color, width=max(2, round(3 * unit)))
@@ -78,12 +77,3 @@ def _draw(photo: bytes, marks: Sequence[Mark], target: Path) -> None:
         pen.rectangle(area, fill=DARK, outline=color, width=max(1, round(unit)))
         pen.text((area[0] + 4 * unit, area[1] + 2 * unit), label, font=font, fill=LIGHT)
     image.save(target) if target.suffix.lower() == ".png" else image.save(target, quality=92, subsampling=0)
-
-
-def _font(size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Load matplotlib's DejaVu, which covers Latin, Greek, Cyrillic, Arabic and Hebrew; or else Pillow's Latin font."""
-    spec = find_spec("matplotlib")
-    if spec is None or not spec.submodule_search_locations:
-        return ImageFont.load_default(size)
-    fonts = Path(spec.submodule_search_locations[0], "mpl-data", "fonts", "ttf")
-    return ImageFont.truetype(fonts / "DejaVuSans-Bold.ttf", size)
