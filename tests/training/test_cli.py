@@ -18,7 +18,7 @@ from training.cli.commands import app
 from training.config import ConfigError, RunConfig
 from training.errors import RunInterruptedError
 from training.losses import HEADS, TERMS
-from training.optimization.run_folder import read_run_config, write_run_config
+from training.optimization.run_folder import CHECKPOINT, read_run_config, write_run_config
 from training.recipes import RECIPES, sized
 
 
@@ -68,7 +68,8 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunConfig, Detector | N
     runs = list[tuple[RunConfig, Detector | None]]()
 
     def begin(config: RunConfig, detector: Detector | None) -> None:
-        write_run_config(config.output, config.as_dict(), config.output / "checkpoint.pt", ())
+        write_run_config(config.output, config.as_dict(), config.output / CHECKPOINT, ())
+        (config.output / CHECKPOINT).touch()
         runs.append((config, detector))
         raise RunInterruptedError(f"stopped. Resume with: kith-train resume {config.output.name}")
 

@@ -46,7 +46,7 @@ from training.export.packing import (
 )
 from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
-from training.optimization.run_folder import CONFIG, read_run_config
+from training.optimization.run_folder import CHECKPOINT, CONFIG, read_run_config
 from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SMALL_SET_IMAGES, shipped_sets, sized
 from training.run.compare import compare as compare_losses
 from training.run.people import MeasuredPeople, measure_folder, own_photos, people_figures, write_worst_pairs
@@ -147,7 +147,7 @@ def _by_size(
 ) -> tuple[RunConfig, Path | None]:
     """Return the settings for the photos, and the pack that aligns them. ``large``: for large sets, None if the user
     named the recipe; otherwise the bundled pack aligns photos that are no crops. A started run keeps its settings."""
-    if (few.output / CONFIG).is_file():  # photos may have been added since
+    if (few.output / CHECKPOINT).is_file():  # photos may have been added since
         started = read_run_config(few.output)
         return started, align_with or (None if started.data.aligned or large is None else BUNDLED_PACK)
     data = few.overridden({key: value for key, value in overrides.items() if key.startswith("data.")}).data

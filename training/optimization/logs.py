@@ -26,14 +26,12 @@ ANGLE_COLUMNS = tuple(f"{kind}_{5 * i}" for kind in ("target", "other") for i in
 
 
 def truncate_log(path: Path, step: int, header: Sequence[str]) -> None:
-    """Keep the lines up to ``step`` of a CSV whose first column is the step; drop incomplete lines. Columns that the
-    run logged with other settings are dropped, and those that it did not log are nan."""
+    """Keep the lines up to ``step`` of a CSV whose first column is the step; drop incomplete lines."""
     kept: list[list[str]] = []
     if path.exists():
         with path.open(newline="", encoding="utf-8") as stream:
-            before, *rows = [*csv.reader(stream)] or [[]]
-        whole = [row for row in rows if len(row) == len(before) and row[0].isdigit() and int(row[0]) <= step]
-        kept = [[dict(zip(before, row, strict=True)).get(name, "nan") for name in header] for row in whole]
+            rows = list(csv.reader(stream))
+        kept = [row for row in rows if len(row) == len(header) and row[0].isdigit() and int(row[0]) <= step]
     partial = path.with_suffix(".partial")
     with partial.open("w", newline="", encoding="utf-8") as stream:
         csv.writer(stream).writerows([header, *kept])

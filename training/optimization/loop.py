@@ -116,7 +116,7 @@ def train_step(
     network: nn.Module, state: TrainingState, batch: Batch, config: RunConfig, total_steps: int
 ) -> StepResult:
     """Take one optimizer step. With ``loop.accumulate`` = n, gradients are the mean over n parts of the batch. On a
-    CPU, raises NonFiniteLossError before anything changes if the loss or its gradient is NaN or infinite."""
+    CPU, raises NonFiniteLossError before anything changes if the loss is NaN or infinite."""
     loop, head, device = config.loop, state.objective.head, batch.labels.device
     torch.manual_seed(_step_seed(loop.seed, batch.step))
     images = augment(to_tensor(batch.crops, device), batch.uniforms, config.augment)

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from training import distributed
 from training.config import ConfigError, LoopConfig
 from training.data.identities import IdentitySet
-from training.errors import NON_FINITE_REMEDY, NonFiniteLossError, RunError
+from training.errors import RunError
 from training.losses.partial_fc import PartialFC
 from training.optimization.checkpoint_writer import CheckpointWriter, copy_to_host
 from training.optimization.objective import Objective
@@ -67,8 +67,8 @@ class TrainingState:
     def apply(self) -> dict[str, Tensor]:
         """Clip, take one optimizer step, and return gradient norms and clip factors of backbone and head.
 
-        On a CPU, raises NonFiniteLossError if the gradient is NaN or infinite; nothing was changed. In fp16 the step is
-        skipped and the loss scale reduced instead.
+        In fp16, a step whose gradient is NaN or infinite is skipped, and the loss scale reduced. Otherwise the monitor
+        stops the run.
         """
         head = self.objective.head
         sharded = [head.head.weight] if isinstance(head, PartialFC) else []
@@ -80,14 +80,8 @@ class TrainingState:
             norms = {name: norm for name, norm in own.items() if norm is not None}
             limit = self.config.gradient_clip  # of each group: large gradients of the head do not slow the backbone
             factors = {name: (limit / norm).clamp(max=1.0) for name, norm in norms.items()} if limit else {}
-            # Norms cover all ranks, so that either all of them step or none. On a GPU, the check would wait for it.
-            checked = self.scaler.is_enabled() or next(self.backbone.parameters()).device.type == "cpu"
-            if checked and not bool(torch.isfinite(torch.stack(list(norms.values()))).all()):
-                if not self.scaler.is_enabled():
-                    raise NonFiniteLossError(
-                        f"the gradient is not finite at step {self.step}: {self._broken_gradients()}. "
-                        f"{NON_FINITE_REMEDY}"
-                    )
+            # Norms cover all ranks, so that either all of them step or none.
+            if self.scaler.is_enabled() and not bool(torch.isfinite(torch.stack(list(norms.values()))).all()):
                 self.scaler.update(self.scaler.get_scale() * self.scaler.get_backoff_factor())
             else:
                 for name in factors:
@@ -107,11 +101,6 @@ class TrainingState:
             update_ema(self.averaged, self.backbone, 0.0)
         distributed.broadcast_buffers(self.averaged)
         return self.averaged
-
-    def _broken_gradients(self) -> str:
-        named = [*self.backbone.named_parameters(), *self.objective.named_parameters()]
-        broken = [name for name, p in named if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
-        return ", ".join(broken[:5]) or "classes of another rank"
 
     def save(self, path: Path) -> None:
         """Copy the state, and write it atomically while training goes on. Collective: every rank must call it, and the

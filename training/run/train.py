@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,23 +49,6 @@ def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Che
         raise ConfigError(
             f"{config.output} has imported weights. Start a run by --set backbone.weights={config.output}"
         )
-    with no_folder_of_a_failed_start(config.output):
-        return _train(config, detector)
-
-
-@contextmanager
-def no_folder_of_a_failed_start(output: Path) -> Iterator[None]:
-    """Remove the folder of a new run that fails before its first step."""
-    new = not output.exists()
-    try:
-        yield
-    except BaseException:
-        if new and distributed.rank() == 0 and not (output / LOSSES).exists() and not (output / CHECKPOINT).exists():
-            shutil.rmtree(output, ignore_errors=True)
-        raise
-
-
-def _train(config: RunConfig, detector: Detector | None) -> Checkpoint:
     build_losses(config, num_classes=64)  # reports wrong settings before the photos are read
     torch.manual_seed(config.loop.seed)
     cache = config.output.parent / "cache"
@@ -80,7 +60,7 @@ def _train(config: RunConfig, detector: Detector | None) -> Checkpoint:
     split = split_identities(load_identities(config.data, cache, detector), config.data, config.loop.seed)
     data = split.train
     named = data.listed is not None and isinstance(data.listed.source, PhotoFiles)
-    if named and distributed.rank() == 0 and not (config.output / PEOPLE).exists():
+    if named and distributed.rank() == 0 and not (config.output / CHECKPOINT).exists():
         (config.output / PEOPLE).write_text(json.dumps(data.names), encoding="utf-8")
     backbone = build_backbone(config.backbone, config.data.crop_px)
     taught_ND = None if config.distill.teacher is None else teacher_embeddings(config.distill.teacher, data)
