@@ -13,8 +13,8 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from training.config import ConfigError, RunConfig
-from training.optimization.progress import Progress
 from training.optimization.run_folder import ANGLES, LOSSES, VALIDATION
+from training.progress import RunProgress
 
 TENSORBOARD_INTERVAL_STEPS = 10
 Measured = float | tuple[float, float, float]
@@ -94,7 +94,7 @@ class RunLog:
             self._events.append(SummaryWriter(str(output / "tensorboard"), purge_step=step + 1))
         if mirror is not None:
             self._events.append(mirror)
-        self._progress = Progress(step, total_steps, epoch_steps, batch_size, silent)
+        self._progress = RunProgress(step, total_steps, epoch_steps, batch_size, silent)
 
     def close(self) -> None:
         self._progress.close()

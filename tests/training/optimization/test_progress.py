@@ -6,34 +6,35 @@ import io
 import logging
 import re
 import sys
-import time
 
 import pytest
 
-from training.optimization.progress import Progress
-from training.progress import track
+from training.progress import RunProgress, track
 
 VALUES = {"loss": 4.25, "learning_rate": 0.09, "scale": 20.0, "target_angle_deg": 61.4, "accuracy": 0.125, "other": 1.0}
 
 
-def test_a_file_gets_a_line_now_and_then_and_at_the_end(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    caplog.set_level(logging.INFO, Progress.__module__)
-    shown = Progress(20, 100, 10, 8)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, in seconds."""
+    now = [100.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    return now
+
+
+def test_a_file_gets_a_line_now_and_then_and_at_the_end(caplog: pytest.LogCaptureFixture, clock: list[float]) -> None:
+    caplog.set_level(logging.INFO)
+    shown = RunProgress(20, 100, 10, 8)
     for step in range(21, 101):
-        now += 1.0
+        clock[0] += 1.0
         shown.update(step, VALUES)
     shown.close()
     lines = [record.message for record in caplog.records]
-    assert [re.findall(r"step (\d+)/100", line) for line in lines] == [["50"], ["80"], ["100"]]
-    expected = "epoch 5/10, step 50/100, 00:50 left, rate 0.09, loss 4.25, angle 61°, accuracy 12.5%, 8img/s"
-    assert lines[0] == expected
-    assert "00:00 left" in lines[2]
+    assert [re.findall(r"step (\d+)/100", line) for line in lines] == [["20"], ["50"], ["80"], ["100"]]
+    assert lines[1] == "epoch 5/10, step 50/100, 00:50 left, rate 0.09, loss 4.25, angle 61°, accuracy 12.5%,  8.00img/s"
+    assert "00:00 left" in lines[3]
     caplog.clear()
-    Progress(0, 1, 1, 8, silent=True).update(1, VALUES)
+    RunProgress(0, 1, 1, 8, silent=True).update(1, VALUES)
     assert not caplog.records
 
 
@@ -41,7 +42,7 @@ def test_a_terminal_gets_one_line_that_is_rewritten(monkeypatch: pytest.MonkeyPa
     screen = io.StringIO()
     monkeypatch.setattr(screen, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", screen)
-    shown = Progress(0, 12, 3, 8)
+    shown = RunProgress(0, 12, 3, 8)
     for step in range(1, 13):
         shown.update(step, VALUES)
     shown.close()
@@ -51,15 +52,13 @@ def test_a_terminal_gets_one_line_that_is_rewritten(monkeypatch: pytest.MonkeyPa
     assert screen.getvalue().count("\n") <= 1
 
 
-def test_long_work_logs_a_line_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    caplog.set_level(logging.INFO, "training.progress")
+def test_long_work_logs_a_line_now_and_then(caplog: pytest.LogCaptureFixture, clock: list[float]) -> None:
+    caplog.set_level(logging.INFO)
     assert list(track(range(5), "detect", "photos")) == list(range(5))
     assert not caplog.records
     for _ in track(iter(range(100)), "detect", "photos", 100):
-        now += 1.0
-    lines = [record.message for record in caplog.records]
-    assert lines == [
-        f"detect: {n} of 100 photos, {left} left" for n, left in ((30, "01:10"), (60, "00:40"), (90, "00:10"))
+        clock[0] += 1.0
+    left = {30: "01:10", 60: "00:40", 90: "00:10", 100: "00:00"}
+    assert [record.message for record in caplog.records] == [
+        f"detect: {done} of 100 photos, {rest} left" for done, rest in left.items()
     ]
