@@ -86,11 +86,6 @@ def broadcast_buffers(network: nn.Module) -> None:
             dist.broadcast(buffer, 0)
 
 
-def broadcast_decision(decision: bool) -> bool:
-    """Return the first rank's ``decision`` on all ranks, since clocks differ."""
-    return decision if world_size() == 1 else bool(broadcast_first(torch.tensor(int(decision), device=device())))
-
-
 def any_rank(decision: bool) -> bool:
     """Return whether ``decision`` is true on any rank."""
     if world_size() == 1:

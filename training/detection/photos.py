@@ -17,6 +17,7 @@ from training.data.identities import map_in_threads, read_rgb
 
 ANNOTATIONS: Final = "annotations.jsonl"
 MAX_PHOTO_SIDE_PX: Final = 768
+Annotation = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,8 @@ class AnnotatedPhoto:
     doubtful: NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class AnnotatedFile:
-    """Photo that is not read yet, with its line of the annotations."""
-
-    path: Path
-    row: Mapping[str, Any]
-
-
-def list_annotated(root: Path) -> list[AnnotatedFile]:
-    """List the photos of the split ``val`` of ``root/annotations.jsonl``. Raises ConfigError if it is missing or
+def list_annotated(root: Path) -> list[Annotation]:
+    """Return the lines of the split ``val`` of ``root/annotations.jsonl``. Raises ConfigError if it is missing or
     damaged."""
     annotations = root / ANNOTATIONS
     if not annotations.is_file():
@@ -52,16 +45,16 @@ def list_annotated(root: Path) -> list[AnnotatedFile]:
         rows = [json.loads(line) for line in annotations.read_text(encoding="utf-8").splitlines() if line]
     except ValueError as error:
         raise ConfigError(f"{annotations} is not JSON lines: {error}") from error
-    return [AnnotatedFile(root / row["file"], row) for row in rows if row["split"] == "val"]
+    return [row for row in rows if row["split"] == "val"]
 
 
-def read_annotated(files: Sequence[AnnotatedFile]) -> Iterator[AnnotatedPhoto]:
+def read_annotated(root: Path, rows: Sequence[Annotation]) -> Iterator[AnnotatedPhoto]:
     """Yield the photos, scaled to at most MAX_PHOTO_SIDE_PX. Few are read ahead. Raises ConfigError if one cannot be
     decoded."""
-    return map_in_threads(lambda file: _annotated(read_rgb(file.path), file.row), files)
+    return map_in_threads(lambda row: _annotated(read_rgb(root / row["file"]), row), rows)
 
 
-def _annotated(image: NDArray[np.uint8], row: Mapping[str, Any]) -> AnnotatedPhoto:
+def _annotated(image: NDArray[np.uint8], row: Annotation) -> AnnotatedPhoto:
     boxes = np.array(row["boxes_xyxy"], np.float32).reshape(-1, 4)
     seen = np.array([face["box_xyxy"] for face in row["yunet"]], np.float32).reshape(-1, 4)
     extra = iou_matrix(boxes, seen).max(0) < 0.3 if len(boxes) else np.ones(len(seen), bool)

@@ -167,9 +167,10 @@ def evaluate_central_faces(detector: Detector, landmarks_csv: Path, images: Path
 def evaluate_detection(detector: Detector, data: Path) -> dict[str, Any]:
     """Run all detector evaluations. ``data`` contains lfw/ and wider/."""
     reference, images = data / "lfw" / "landmarks_yunet.csv", data / "lfw" / "images"
-    wider = list_annotated(data / "wider")
+    rows = list_annotated(data / "wider")
+    photos = track(read_annotated(data / "wider", rows), "WIDER", "photos", len(rows))
     return {
-        "counts": {"wider_photos": len(wider)},
-        "wider_val": asdict(evaluate_detector(detector, track(read_annotated(wider), "WIDER", "photos", len(wider)))),
+        "counts": {"wider_photos": len(rows)},
+        "wider_val": asdict(evaluate_detector(detector, photos)),
         "lfw_central_faces": asdict(evaluate_central_faces(detector, reference, images)),
     }

@@ -60,37 +60,24 @@ def read_pairs(path: Path) -> Pairs:
     """Read pairs.txt (header: folds, pairs per kind) or a View 1 list (header: pairs per kind; one fold). Fields are
     separated by tabs; names may contain spaces. Raises ConfigError if the file is missing, a line is malformed, or
     lines are missing."""
-    numbered = [(i, line.split("\t")) for i, line in enumerate(read_list(path).split("\n"), 1) if line.strip()]
-    (at, header), lines = numbered[0] if numbered else (1, []), numbered[1:]
-    counts = [int(field) for field in header if field.strip().isdecimal()]
-    if len(counts) != len(header) or len(header) not in (1, 2) or 0 in counts:
-        raise ConfigError(
-            f"{path}, line {at}: the header is not the number of folds and of pairs per kind. Write both, with a tab "
-            "between them, or the number of pairs alone for one fold"
-        )
-    fold_count, per_fold = counts[0] if len(counts) == 2 else 1, 2 * counts[-1]
-    if len(lines) < fold_count * per_fold:
-        raise ConfigError(
-            f"{path} has {len(lines)} pairs, and its header says {fold_count * per_fold}. Fetch the list again, or "
-            "correct its header"
-        )
+    rows = [[field.strip() for field in line.split("\t")] for line in read_list(path).split("\n") if line.strip()]
     first, second, same = [], [], []
-    for at, fields in lines[: fold_count * per_fold]:
-        match [field.strip() for field in fields]:
-            case [person, a, b] if a.isdecimal() and b.isdecimal():
-                pair = (person, a, person, b)
-            case [one, a, other, b] if a.isdecimal() and b.isdecimal():
-                pair = (one, a, other, b)
-            case _:
-                raise ConfigError(
-                    f"{path}, line {at}: not a pair. Write a person and two numbers, or a person, a number, another "
-                    "person and a number, separated by tabs, not by spaces"
-                )
-        first.append(_lfw_file(pair[0], int(pair[1])))
-        second.append(_lfw_file(pair[2], int(pair[3])))
-        same.append(len(fields) == 3)
-    folds = np.repeat(np.arange(fold_count), per_fold)
-    return Pairs(tuple(first), tuple(second), np.array(same), folds)
+    try:
+        fold_count, per_kind = map(int, rows[0] if len(rows[0]) == 2 else ["1", *rows[0]])
+        pairs = rows[1 : 1 + 2 * fold_count * per_kind]
+        if not 0 < len(pairs) == 2 * fold_count * per_kind:
+            raise ValueError(f"{len(pairs)} pairs, and the header says {2 * fold_count * per_kind}")
+        for row in pairs:
+            one, a, other, b = row if len(row) == 4 else (*row[:2], row[0], *row[2:])
+            first.append(_lfw_file(one, int(a)))
+            second.append(_lfw_file(other, int(b)))
+            same.append(len(row) == 3)
+    except (IndexError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is not a list of pairs: {error}. Write the number of folds and of pairs per kind, then a person "
+            "and two numbers, or a person, a number, another person and a number, separated by tabs, not by spaces"
+        ) from error
+    return Pairs(tuple(first), tuple(second), np.array(same), np.repeat(np.arange(fold_count), 2 * per_kind))
 
 
 def _lfw_file(person: str, number: int) -> str:

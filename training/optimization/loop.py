@@ -161,7 +161,7 @@ def train_step(
 
 
 def _time_to_save(step: int, due: bool) -> bool:
-    return _ranks_meet(step) and distributed.broadcast_decision(due)
+    return _ranks_meet(step) and distributed.any_rank(due)
 
 
 def _agree_to_stop(step: int, requested: bool) -> bool:

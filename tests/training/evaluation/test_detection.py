@@ -88,13 +88,13 @@ def test_annotated_photos_are_scaled_and_other_detections_are_doubtful(folder: P
     annotate(folder, {"split": "train"}, {"boxes_xyxy": [[100, 50, 600, 450]], "yunet": seen}, {"file": "nowhere.png"})
     listed = list_annotated(folder)
     assert len(listed) == 2
-    photo = next(read_annotated(listed))  # photos are read when they are used
+    photo = next(read_annotated(folder, listed))  # photos are read when they are used
     scale = MAX_PHOTO_SIDE_PX / 1000
     assert photo.image.shape[:2] == (round(500 * scale), MAX_PHOTO_SIDE_PX)
     assert photo.boxes == pytest.approx(np.array([[100, 50, 600, 450], [700, 300, 750, 350]]) * scale)
     assert photo.doubtful.tolist() == [False, True]
     with pytest.raises(ConfigError, match="nowhere"):
-        list(read_annotated(listed))
+        list(read_annotated(folder, listed))
 
 
 def test_missing_and_damaged_annotations_are_rejected(folder: Path) -> None:

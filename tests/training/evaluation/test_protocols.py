@@ -28,10 +28,10 @@ from training.evaluation.protocols import (
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (read_pairs, "ten\t1\nA\t1\t2\nA\t1\tB\t1\n", "line 1: the header"),
-        (read_pairs, "1\nA 1 2\nA 1 B 1\n", "line 2: not a pair.*separated by tabs"),
-        (read_pairs, "1\nA\t1\t2\nA\tone\tB\t1\n", "line 3: not a pair"),
-        (read_pairs, "2\nA\t1\t2\nA\t1\tB\t1\n", "has 2 pairs, and its header says 4"),
+        (read_pairs, "ten\t1\nA\t1\t2\nA\t1\tB\t1\n", "is not a list of pairs: invalid literal.*'ten'"),
+        (read_pairs, "1\nA 1 2\nA 1 B 1\n", "is not a list of pairs.*separated by tabs"),
+        (read_pairs, "1\nA\t1\t2\nA\tone\tB\t1\n", "is not a list of pairs.*'one'"),
+        (read_pairs, "2\nA\t1\t2\nA\t1\tB\t1\n", "2 pairs, and the header says 4"),
         (read_open_set, "{", "is not JSON"),
         (read_open_set, "[]", "gallery is not a list"),
         (read_open_set, '{"gallery": ["A/1.jpg"], "mated_probes": ["A/2.jpg"]}', "nonmated_probes is not a list"),

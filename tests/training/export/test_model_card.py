@@ -10,8 +10,9 @@ import pytest
 
 from models.errors import PackError
 from models.pack.loading import BUNDLED_PACK, load_pack
-from models.pack.manifest import ModelPack
-from models.pack.writing import replace_calibration, update_manifest
+from models.pack.manifest import INT8_FILE, ModelPack
+from models.pack.writing import replace_calibration, update_manifest, write_verified
+from tests.packs import pack_with_int8
 from tests.training.runs import IMAGES, PEOPLE, tiny_run
 from training.evaluation.figures import MEASURES, metric_rows
 from training.export import packing
@@ -116,3 +117,12 @@ def test_a_pack_describes_the_photos_of_its_training(finished: Path, tmp_path: P
     shutil.copytree(finished / "people" / "p1", tmp_path / "people" / "p1")
     config = tiny_run(tmp_path / "people", tmp_path / "run")
     assert _describe_data(config.output, config, "CC0") == {"images": PEOPLE * IMAGES, "people": PEOPLE, "terms": "CC0"}
+
+
+def test_an_int8_file_of_another_network_is_not_listed(tmp_path: Path) -> None:
+    directory = pack_with_int8(tmp_path / "pack")
+    before = json.loads((directory / INT8_FILE).read_text())
+    with pytest.raises(PackError, match=r"int8\.recognition\.of"):
+        write_verified(directory / INT8_FILE, {"recognition": {**before["recognition"], "of": "0" * 64}})
+    assert json.loads((directory / INT8_FILE).read_text()) == before
+    assert load_pack(directory).recognition.int8

@@ -31,7 +31,9 @@ def test_a_file_gets_a_line_now_and_then_and_at_the_end(caplog: pytest.LogCaptur
     shown.close()
     lines = [record.message for record in caplog.records]
     assert [re.findall(r"step (\d+)/100", line) for line in lines] == [["20"], ["50"], ["80"], ["100"]]
-    assert lines[1] == "epoch 5/10, step 50/100, 00:50 left, rate 0.09, loss 4.25, angle 61°, accuracy 12.5%,  8.00img/s"
+    assert (
+        lines[1] == "epoch 5/10, step 50/100, 00:50 left, rate 0.09, loss 4.25, angle 61°, accuracy 12.5%,  8.00img/s"
+    )
     assert "00:00 left" in lines[3]
     caplog.clear()
     RunProgress(0, 1, 1, 8, silent=True).update(1, VALUES)
