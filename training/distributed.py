@@ -185,17 +185,18 @@ class GradientMean:
 
 def all_reduce_sum(value: Tensor) -> Tensor:
     """Return the sum over ranks, without gradient."""
-    result = value.detach().clone()
-    if world_size() > 1:
-        dist.all_reduce(result)
-    return result
+    return _all_reduce(value, dist.ReduceOp.SUM)
 
 
 def all_reduce_max(value: Tensor) -> Tensor:
     """Return the elementwise maximum over ranks, without gradient."""
+    return _all_reduce(value, dist.ReduceOp.MAX)
+
+
+def _all_reduce(value: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
     result = value.detach().clone()
     if world_size() > 1:
-        dist.all_reduce(result, dist.ReduceOp.MAX)
+        dist.all_reduce(result, how)
     return result
 
 

@@ -23,7 +23,7 @@ from models.vision.recognition import l2_normalize
 from tests.forks import CONTEXT
 from training import distributed
 from training.config import AugmentConfig, BackboneConfig, DataConfig, HeadConfig, LoopConfig, RunConfig
-from training.data.identities import IdentitySet
+from training.data.identities import IdentityList, IdentitySet, PhotoFiles
 from training.evaluation.embedding import Embed
 from training.optimization.loop import Checkpoint
 from training.run.train import train_recognizer
@@ -88,7 +88,9 @@ def losses(output: Path) -> list[tuple[str, str]]:
 
 def as_set(crops: NDArray[np.uint8]) -> IdentitySet:
     """Return crops as images of one person."""
-    return IdentitySet(crops, np.zeros(len(crops), np.int64), ("one",), np.zeros(1, np.int64))
+    labels, ids = np.zeros(len(crops), np.int64), np.zeros(1, np.int64)
+    listed = IdentityList(PhotoFiles(()), np.arange(len(crops)), labels, ("one",), dropped=0)
+    return IdentitySet(crops, labels, ("one",), ids, listed)
 
 
 def with_mirror(embed: Embed, crops: NDArray[np.uint8]) -> Float:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import re
-import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +26,6 @@ from training.backbones.iresnet import DEPTHS
 from training.config import BackboneName, ConfigError, DataConfig, RunConfig, read_settings
 from training.data.identities import list_identities
 from training.data.preflight import preflight
-from training.errors import RunInterruptedError
 from training.evaluation.benchmarks import Benchmarks, evaluate_other_benchmarks
 from training.evaluation.embedding import load_embedder
 from training.evaluation.liveness import evaluate_liveness as measure_liveness
@@ -182,11 +180,7 @@ def _settings(settings: list[str] | None, option: str = "--set") -> dict[str, st
 def _train(config: RunConfig, align_with: Path | None, threads: int | None) -> None:
     torch.set_num_threads(threads or max(1, available_cores() // distributed.configured_world_size()))
     with distributed.process_group():
-        try:
-            checkpoint: Checkpoint = train_recognizer(config, None if align_with is None else _detector_of(align_with))
-        except RunInterruptedError as error:  # the photos may have to be aligned again
-            option = "" if align_with is None else f" --align-with {shlex.quote(str(align_with))}"
-            raise RunInterruptedError(f"{error}{option}") from error
+        checkpoint: Checkpoint = train_recognizer(config, None if align_with is None else _detector_of(align_with))
         if distributed.rank() == 0:
             print(f"{checkpoint.path}: step {checkpoint.step}, last loss {checkpoint.loss:.4f}")
 

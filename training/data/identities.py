@@ -6,7 +6,7 @@ import csv
 import logging
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,7 +153,7 @@ class IdentitySet:
     labels: NDArray[np.int64]
     names: tuple[str, ...]
     class_ids: NDArray[np.int64]
-    listed: IdentityList | None = None
+    listed: IdentityList
     without_face: int = 0
 
     @property
@@ -165,8 +165,7 @@ class IdentitySet:
 
     def photo_name(self, i: int) -> str:
         """Return the person of image ``i``, and the name of its file or record."""
-        source = "" if self.listed is None else self.listed.name(i).rsplit("/", 1)[-1]
-        return f"{self.names[self.labels[i]]}/{source}"
+        return f"{self.names[self.labels[i]]}/{self.listed.name(i).rsplit('/', 1)[-1]}"
 
     def select(self, rows: NDArray[np.int64]) -> IdentitySet:
         """Return the images in these rows, with the same classes."""
@@ -174,7 +173,7 @@ class IdentitySet:
             self,
             crops_NHWC=cast(NDArray[np.uint8], SelectedCrops(self.crops_NHWC, rows)),
             labels=self.labels[rows],
-            listed=None if self.listed is None else self.listed.select(rows),
+            listed=self.listed.select(rows),
         )
 
     def without_empty_classes(self) -> IdentitySet:
@@ -201,10 +200,12 @@ def list_identities(config: DataConfig) -> IdentityList:
         excluded = read_excluded(config.root, config.exclude)
         if config.manifest is None:
             files = photos_below(config.root, in_subfolders=True)
-            found = list(_name_people(config.root, files, config.person_folders))
+            # The first folders below the root name the person.
+            named = slice(0, config.person_folders)
+            found = [(file, "/".join(file.relative_to(config.root).parts[:-1][named])) for file in files.photos]
         else:
             found = list(_read_manifest(config))
-        pairs = [pair for pair in found if not is_excluded(pair[0], excluded)]
+        pairs = [(file, person) for file, person in found if not excluded & {file, file.name}]
         if config.exclude is not None and len(pairs) == len(found):
             log.warning("%s names no photo of %s: nothing is left out", config.exclude, config.root)
         source = PhotoFiles(tuple(file for file, _ in pairs))
@@ -244,7 +245,7 @@ def _show_names(root: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def read_excluded(root: Path, listing: Path | None) -> frozenset[Path | str]:
-    """Return what a list of photos to leave out names: paths, and names of photos in any folder. See `is_excluded`.
+    """Return what a list of photos to leave out names: paths, and names of photos in any folder.
 
     A line is a path below ``root``, or the name of a photo in any folder, as in InsightFace's lists for MegaFace and
     FaceScrub; in a line with tabs, the second field counts, as there. Lines that begin with # are comments. Raises
@@ -259,10 +260,6 @@ def read_excluded(root: Path, listing: Path | None) -> frozenset[Path | str]:
     named = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#")]
     entries = [line.split("\t")[1] if "\t" in line else line for line in named]
     return frozenset([*(root / entry for entry in entries), *(entry for entry in entries if "/" not in entry)])
-
-
-def is_excluded(file: Path, excluded: Collection[Path | str]) -> bool:
-    return file in excluded or file.name in excluded
 
 
 def _read_manifest(config: DataConfig) -> Iterator[tuple[Path, str]]:
@@ -284,12 +281,6 @@ def _read_manifest(config: DataConfig) -> Iterator[tuple[Path, str]]:
         raise
     except (ValueError, csv.Error) as error:
         raise ConfigError(f"manifest {manifest} cannot be read: {error}. Save it as CSV in UTF-8") from error
-
-
-def _name_people(root: Path, files: FolderPhotos, folders: int) -> Iterator[tuple[Path, str]]:
-    """Yield file and person of each photo. The first ``folders`` below ``root`` name the person."""
-    for file in files.photos:
-        yield file, "/".join(file.relative_to(root).parts[:-1][:folders])
 
 
 def read_rgb(file: Path) -> NDArray[np.uint8]:

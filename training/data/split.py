@@ -86,8 +86,6 @@ def _choose_photos(data: IdentitySet, share: float, seed: int) -> NDArray[np.int
 def _photo_keys(data: IdentitySet) -> NDArray[np.int64]:
     """Return (n,) hashes of person and file name, or of person and number for record files and shards."""
     people = data.class_ids[data.labels]
-    if data.listed is None:
-        return people ^ np.arange(len(data))
     source = data.listed.source
     if not isinstance(source, PhotoFiles):
         return people ^ data.listed.rows

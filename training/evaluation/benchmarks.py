@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,22 +94,11 @@ def evaluate_other_benchmarks(
     if named.ijb is not None:
         rows += _ijb_rows(named.ijb.name, evaluate_ijb(weigh or embed, detector, named.ijb, alignment, flip))
     if named.probes is not None and named.distractors is not None:
-        probes, distractors = (
-            load_identities(
-                DataConfig(
-                    root,
-                    None,
-                    aligned=False,
-                    crop_px=standard_crop_px(alignment),
-                    min_images=1,
-                    person_folders=folders,
-                    exclude=named.refined,
-                ),
-                cache,
-                detector,
-            )
-            for root, folders in ((named.probes, 1), (named.distractors, 2))
-        )
+        side = standard_crop_px(alignment)
+        photos = DataConfig(named.probes, None, aligned=False, crop_px=side, min_images=1, exclude=named.refined)
+        probes = load_identities(photos, cache, detector)
+        photos = replace(photos, root=named.distractors, person_folders=2)
+        distractors = load_identities(photos, cache, detector)
         rank1, tar_at = evaluate_megaface(embed_standard, probes, distractors.crops_NHWC, flip)
         rows += [(f"Rank-1 among {size:,} distractors", f"{share:.2%}") for size, share in rank1.items()]
         rows += [(f"TAR at FAR {far:g} among distractors", f"{tar:.2%}") for far, tar in tar_at.items()]

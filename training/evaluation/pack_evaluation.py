@@ -60,9 +60,5 @@ def evaluate_pack(pack: ModelPack, data: Path, cache: Path, view1_only: bool = F
         report["lfw_open_set"] = asdict(identify(embeddings, protocol))
         log.info("WIDER FACE and landmarks on LFW: the detector")
         report |= evaluate_detection(Detector(OnnxNetwork(pack.detection.path), pack.detection), data)
-        report["counts"] |= {
-            "gallery": len(protocol.gallery),
-            "mated": len(protocol.mated),
-            "strangers": len(protocol.strangers),
-        }
+        report["counts"] |= {name: len(files) for name, files in vars(protocol).items()}
     return report

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import TypeGuard
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -178,13 +177,11 @@ class _ShardedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, logits_BS: Tensor, labels_B: Tensor) -> Tensor:
-        top_B, index_B1 = logits_BS.amax(1), labels_B.clamp(min=0)[:, None]
+        top_B, index_B1 = distributed.all_reduce_max(logits_BS.amax(1)), labels_B.clamp(min=0)[:, None]
         target_B = torch.where(labels_B >= 0, logits_BS.gather(1, index_B1).squeeze(1), 0)
-        _reduce(top_B, dist.ReduceOp.MAX)
+        target_B = distributed.all_reduce_sum(target_B)
         exponentials_BS = (logits_BS - top_B[:, None]).exp()
-        sum_B = exponentials_BS.sum(1)
-        _reduce(sum_B, dist.ReduceOp.SUM)
-        _reduce(target_B, dist.ReduceOp.SUM)
+        sum_B = distributed.all_reduce_sum(exponentials_BS.sum(1))
         ctx.save_for_backward(exponentials_BS / sum_B[:, None], labels_B)
         return (sum_B.log() + top_B - target_B).mean()
 
@@ -199,8 +196,3 @@ class _ShardedCrossEntropy(torch.autograd.Function):
 def _is_table(value: object, weight: Tensor) -> TypeGuard[Tensor]:
     """Return whether a value of an optimizer's state has a row per class, unlike its count of steps."""
     return isinstance(value, Tensor) and value.shape == weight.shape
-
-
-def _reduce(values: Tensor, how: dist.ReduceOp.RedOpType) -> None:
-    if distributed.world_size() > 1:
-        dist.all_reduce(values, how)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -36,6 +36,24 @@ def truncate_log(path: Path, step: int, header: Sequence[str]) -> None:
     with partial.open("w", newline="", encoding="utf-8") as stream:
         csv.writer(stream).writerows([header, *kept])
     partial.replace(path)
+
+
+class RunTable:
+    """CSV of a run, whose first column is the step.
+
+    Rows of steps after ``step``, the resumed one, are removed before the first row is added, so that none is there
+    twice.
+    """
+
+    def __init__(self, path: Path, step: int) -> None:
+        self._path, self._step, self._is_begun = path, step, False
+
+    def add(self, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        if not self._is_begun:
+            truncate_log(self._path, self._step, header)
+            self._is_begun = True
+        with self._path.open("a", newline="", encoding="utf-8") as stream:
+            csv.writer(stream).writerows(rows)
 
 
 class WandbLog:
@@ -86,9 +104,8 @@ class RunLog:
         epoch_steps: int,
         mirror: WandbLog | None = None,
     ) -> None:
-        self._output, self._step, self._silent = output, step, silent
-        self._csv: IO[str] | None = None
-        self._has_angles = False
+        self._silent = silent
+        self._losses, self._angles, self._figures = (RunTable(output / n, step) for n in (LOSSES, ANGLES, VALIDATION))
         self._events: list[SummaryWriter | WandbLog] = []
         if not silent:
             self._events.append(SummaryWriter(str(output / "tensorboard"), purge_step=step + 1))
@@ -98,8 +115,6 @@ class RunLog:
 
     def close(self) -> None:
         self._progress.close()
-        if self._csv is not None:
-            self._csv.close()
         for events in self._events:
             events.close()
 
@@ -107,10 +122,7 @@ class RunLog:
         """Log one step. ``values`` have the same keys at every step and include ``loss``."""
         if self._silent:
             return
-        if self._csv is None:  # keep the steps before the resumed one, so that no step is logged twice
-            truncate_log(self._output / LOSSES, self._step, ["step", *values])
-            self._csv = (self._output / LOSSES).open("a", newline="", encoding="utf-8", buffering=1)
-        csv.writer(self._csv).writerow([step, *map(repr, values.values())])
+        self._losses.add(["step", *values], [[step, *map(repr, values.values())]])
         if step % TENSORBOARD_INTERVAL_STEPS == 0:
             self._add_scalars(step, values)
         self._progress.update(step, values)
@@ -119,22 +131,15 @@ class RunLog:
         """Log the histograms of a step to angles.csv: (2, ANGLE_BINS) counts of angles to the own class and others."""
         if self._silent:
             return
-        path, header = self._output / ANGLES, ("step", *ANGLE_COLUMNS)
-        if not self._has_angles:  # keep the steps before the resumed one, as in `add`
-            truncate_log(path, self._step, header)
-            self._has_angles = True
-        with path.open("a", newline="", encoding="utf-8") as stream:
-            csv.writer(stream).writerow([step, *(round(count) for row in counts for count in row)])
+        self._angles.add(("step", *ANGLE_COLUMNS), [[step, *(round(count) for row in counts for count in row)]])
 
     def log_validation(self, step: int, values: Mapping[str, Measured]) -> None:
         """Log figures of validation sets to validation.csv and TensorBoard."""
         if self._silent or not values:
             return
-        path = self._output / VALIDATION
-        truncate_log(path, step - 1, ("step", "measure", "value", "low", "high"))
         full = {name: (value, "", "") if isinstance(value, float) else value for name, value in values.items()}
-        with path.open("a", newline="", encoding="utf-8") as stream:
-            csv.writer(stream).writerows([step, name, *row] for name, row in full.items())
+        header = ("step", "measure", "value", "low", "high")
+        self._figures.add(header, [[step, name, *row] for name, row in full.items()])
         tqdm.write(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, (value, *_) in full.items()))
         self._add_scalars(step, {name: value for name, (value, *_) in full.items()})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from models.vision.alignment import Alignment
 from models.vision.detection import Detector
-from training import distributed
 from training.config import DataConfig
 from training.data.identities import IdentitySet
 from training.data.split import Split
@@ -83,27 +82,24 @@ def _spaced_photos(labels: NDArray[np.int64]) -> NDArray[np.intp]:
 
 
 class HeldOut:
-    """Parts of a split that are not trained on. Their crops are read once, at the first measurement."""
+    """Parts of a split that are not trained on, whose crops are read once."""
 
     def __init__(self, split: Split) -> None:
         parts = {"held-out people": split.people, "held-out photos": split.photos}
-        self._parts = {title: _limited(part) for title, part in parts.items() if part is not None}
-        self._crops: dict[str, NDArray[np.uint8]] = {}
+        limited = {title: _limited(part) for title, part in parts.items() if part is not None}
+        self._parts = {
+            title: replace(part, crops_NHWC=part.crops_NHWC[np.arange(len(part))]) for title, part in limited.items()
+        }
 
     def __len__(self) -> int:
         return len(self._parts)
 
     def measure(self, embed: Embed, intervals: bool, flip: bool = False) -> list[MeasuredPeople]:
-        """Measure a network on both parts. Log once which rates a part is too small for."""
+        """Measure a network on both parts."""
         measured = []
         for title, part in self._parts.items():
-            if first := title not in self._crops:
-                self._crops[title] = np.array(part.crops_NHWC[np.arange(len(part))])
-            vectors = embed_crops(embed, self._crops[title], flip)
+            vectors = embed_crops(embed, part.crops_NHWC, flip)
             measured.append(MeasuredPeople(title, part, evaluate_people(vectors, part.labels, intervals)))
-            if first and distributed.rank() == 0:
-                for reason in measured[-1].result.too_small:
-                    log.info("%s: too small: %s", title, reason)
         return measured
 
 

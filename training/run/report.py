@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from training.optimization.run_folder import CHECKPOINT, check_classes, load_che
 from training.optimization.sharded import read_class_weights
 from training.run.compare import training_angle_rows, training_angles
 from training.run.people import HeldOut, MeasuredPeople, people_figures, worst_pairs
+
+PEOPLE_FIGURES: Final = ("people", "photos", "rates", "too_small")
+"""Counts and rates of a set of people; rates with an interval as value, low and high."""
 
 
 def write_pack_report(
@@ -119,7 +122,9 @@ def write_report(
     document = {
         "title": title,
         "about": dict(about or {}),
-        "people": [_people_document(one) for one in people],
+        "people": [
+            {"title": one.title} | {name: getattr(one.result, name) for name in PEOPLE_FIGURES} for one in people
+        ],
         "lfw": None if lfw is None else lfw.as_dict(),
     }
     files = {path: json.dumps(document, indent=2).encode()}
@@ -131,18 +136,6 @@ def write_report(
         partial = file.with_name(f"{file.name}.partial")
         partial.write_bytes(content)
         partial.replace(file)
-
-
-def _people_document(measured: MeasuredPeople) -> dict[str, Any]:
-    """Return counts and rates; those with an interval as value, low and high."""
-    found = measured.result
-    return {
-        "title": measured.title,
-        "people": found.people,
-        "photos": found.photos,
-        "rates": found.rates,
-        "too_small": found.too_small,
-    }
 
 
 def _curves(lfw: LfwResult) -> plots.Figure | None:

@@ -59,7 +59,7 @@ def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Che
     distributed.barrier()
     split = split_identities(load_identities(config.data, cache, detector), config.data, config.loop.seed)
     data = split.train
-    named = data.listed is not None and isinstance(data.listed.source, PhotoFiles)
+    named = isinstance(data.listed.source, PhotoFiles)
     if named and distributed.rank() == 0 and not (config.output / CHECKPOINT).exists():
         (config.output / PEOPLE).write_text(json.dumps(data.names), encoding="utf-8")
     backbone = build_backbone(config.backbone, config.data.crop_px)
