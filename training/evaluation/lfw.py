@@ -33,7 +33,6 @@ from training.evaluation.metrics import (
     best_threshold,
     bootstrap,
     equal_error_rate,
-    fnir_at_fpir,
     fold_accuracy,
     measure_open_set,
     roc,
@@ -297,8 +296,7 @@ def identify(embeddings: Embeddings, protocol: OpenSetProtocol) -> Identificatio
 
     def figures(rows: Ints) -> Floats:
         drawn_hits, drawn_alarms = hits[rows[rows < len(hits)]], alarms[rows[rows >= len(hits)] - len(hits)]
-        fnir = [fnir_at_fpir(drawn_hits, drawn_alarms, rate) for rate in rates]
-        return np.array([(drawn_hits > -np.inf).mean(), *fnir])
+        return measure_open_set(drawn_hits, drawn_alarms, rates).as_array()
 
     rank1, *fnir = _intervals(*bootstrap(figures, people_of((*protocol.mated, *protocol.strangers))))
     certain = ~np.isin(people_of(protocol.strangers), list(DOUBTFUL_STRANGERS))

@@ -122,17 +122,16 @@ class OpenSetRates:
     fnir: dict[float, float]
     thresholds: dict[float, float]
 
+    def as_array(self) -> Floats:
+        """Return rank-1, then FNIR by FPIR."""
+        return np.array([self.rank1, *self.fnir.values()])
+
 
 def measure_open_set(hits: Floats, alarms: Floats, rates: tuple[float, ...] = (0.1, 0.01, 0.001)) -> OpenSetRates:
     """Measure the results of `search_gallery`."""
     thresholds = {rate: threshold_at_fpir(alarms, rate) for rate in rates}
     fnir = {rate: float(1 - (hits >= threshold).mean()) for rate, threshold in thresholds.items()}
     return OpenSetRates(float((hits > -np.inf).mean()), fnir, thresholds)
-
-
-def fnir_at_fpir(hits: Floats, alarms: Floats, fpir: float) -> float:
-    """Return FNIR at `threshold_at_fpir`, from the results of `search_gallery`."""
-    return float(1 - (hits >= threshold_at_fpir(alarms, fpir)).mean())
 
 
 def fnir_curve(hits: Floats, alarms: Floats) -> Roc:

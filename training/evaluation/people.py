@@ -14,7 +14,7 @@ from models.runtime.network import Float
 from training.evaluation.metrics import (
     Floats,
     Ints,
-    fnir_at_fpir,
+    measure_open_set,
     resample_people,
     resampled_tar,
     tar_at_far,
@@ -117,23 +117,18 @@ def _identification(vectors: Floats, labels: Ints, intervals: bool) -> tuple[dic
         return {}, [f"FNIR needs people to enroll and strangers: {len(known)} and {len(people) - len(known)}"]
     mates = np.searchsorted(known, labels[probes])
     hits, alarms = search_gallery(vectors[gallery], vectors[probes], mates, vectors[strangers])
-    fpirs = [fpir for fpir in FPIRS if fpir * len(alarms) >= 1]
-
-    def figures(hits: Floats, alarms: Floats) -> Floats:
-        return np.array([(hits > -np.inf).mean(), *(fnir_at_fpir(hits, alarms, fpir) for fpir in fpirs)])
-
+    fpirs = tuple(fpir for fpir in FPIRS if fpir * len(alarms) >= 1)
     bounds = None
     if intervals and min(len(known), len(people) - len(known)) >= MIN_PEOPLE:
         draws = _draw_both(labels[probes], labels[strangers])
-        low, high = np.quantile(
-            [figures(np.repeat(hits, m), np.repeat(alarms, s)) for m, s in draws], [0.025, 0.975], 0
-        )
+        rates = [measure_open_set(np.repeat(hits, m), np.repeat(alarms, s), fpirs).as_array() for m, s in draws]
+        low, high = np.quantile(rates, [0.025, 0.975], 0)
         bounds = low, high
     names = ["rank-1", *(f"FNIR at FPIR {fpir:g}" for fpir in fpirs)]
     small = [
         f"FNIR at FPIR {fpir:g} needs {round(1 / fpir):,} photos of strangers, not {len(alarms):,}" for fpir in FPIRS
     ]
-    return _rates(names, figures(hits, alarms), bounds), small[len(fpirs) :]
+    return _rates(names, measure_open_set(hits, alarms, fpirs).as_array(), bounds), small[len(fpirs) :]
 
 
 def _draw_both(mated: Ints, strangers: Ints) -> Iterator[tuple[Ints, Ints]]:

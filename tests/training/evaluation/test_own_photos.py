@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from models.pack.loading import BUNDLED_PACK
+from models.vision.alignment import STANDARD_ALIGNMENT, TEMPLATE_XY, Alignment, align
 from models.vision.detection import Detector
+from models.vision.recognition import l2_normalize
 from tests.conftest import photo_array
 from training.cli.commands import app
 from training.config import ConfigError
+from training.data.identities import read_rgb
+from training.data.subsampling import limit_per_label
+from training.evaluation.embedding import embed_people
 from training.run import people as people_module
+from training.run.people import own_photos
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -77,3 +85,19 @@ def test_large_folders_are_measured_in_part(
 def test_a_run_that_holds_out_nothing_needs_photos(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="holds out nothing"):
         call(capsys, "evaluate", finished / "run")
+
+
+def test_faces_are_aligned_for_the_embedder(photos: Path, detector: Detector, tmp_path: Path) -> None:
+    """Also to a template of its own, as the service does."""
+    photo, config = read_rgb(photos / "ada" / "0.png"), own_photos(photos, aligned=False)
+    landmarks = detector.detect([photo])[0].landmarks_xy[:1]
+    own = Alignment(112, tuple((x, y) for x, y in (1.2 * TEMPLATE_XY - 11).tolist()))
+
+    def embed(crops: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return l2_normalize(crops[:, ::8, ::8].reshape(len(crops), -1).astype(np.float32))
+
+    for alignment in (STANDARD_ALIGNMENT, own):
+        choose = partial(limit_per_label, 2)
+        people, vectors = embed_people(embed, alignment, detector, config, tmp_path / "cache", choose)
+        assert (people.labels.tolist(), people.without_face) == ([0, 0, 1], 1)
+        np.testing.assert_allclose(vectors[0], embed(align(photo, landmarks, alignment))[0], atol=1e-6)
