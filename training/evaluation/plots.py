@@ -19,7 +19,6 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from training.config import ConfigError
 from training.data.folders import read_list
 from training.evaluation.metrics import Bools, Floats, Roc, fnir_curve, roc
 
@@ -51,7 +50,6 @@ def loss_curves(csv_path: Path) -> Figure:
     """Plot one panel per column of a run's losses.csv (``step``, ``loss``, ``learning_rate``, ``scale``...).
 
     Losses and the accuracy also get a moving average. Losses are shaded where the margin grows, since it raises them.
-    Raises ConfigError if the file is missing, empty, or not numeric.
     """
     columns = read_columns(csv_path)
     steps = columns.pop("step")
@@ -187,11 +185,6 @@ def _log_percent(axes: Axes) -> None:
 
 
 def read_columns(csv_path: Path) -> dict[str, Floats]:
-    reader = csv.DictReader(read_list(csv_path).splitlines())
-    names, rows = reader.fieldnames or (), list(reader)
-    if "step" not in names or len(names) < 2 or not rows:
-        raise ConfigError(f"{csv_path} needs the column 'step', another column, and at least one row")
-    try:
-        return {name: np.array([float(row[name]) for row in rows]) for name in names}
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{csv_path}: {error}") from error
+    """Return the columns of a log of a run. Raises ConfigError if it is missing."""
+    rows = list(csv.DictReader(read_list(csv_path).splitlines()))
+    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}

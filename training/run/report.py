@@ -112,7 +112,7 @@ def write_report(
     people: Sequence[MeasuredPeople] = (),
 ) -> None:
     """Write every figure to ``path``, which ends with .json, and beside it one picture with the suffix .png: the curves
-    on LFW, or without these the worst pairs of ``people``, if there are any. Both are written atomically.
+    on LFW, or without these the worst pairs of ``people``, if there are any.
 
     Args:
         about: further values by name.
@@ -127,15 +127,11 @@ def write_report(
         ],
         "lfw": None if lfw is None else lfw.as_dict(),
     }
-    files = {path: json.dumps(document, indent=2).encode()}
-    picture = None if lfw is None else _curves(lfw)
-    if (drawn := picture or worst_pairs(people)) is not None:
-        files[path.with_suffix(".png")] = plots.png(drawn)
+    picture = (None if lfw is None else _curves(lfw)) or worst_pairs(people)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for file, content in files.items():
-        partial = file.with_name(f"{file.name}.partial")
-        partial.write_bytes(content)
-        partial.replace(file)
+    path.write_text(json.dumps(document, indent=2), encoding="utf-8")
+    if picture is not None:
+        path.with_suffix(".png").write_bytes(plots.png(picture))
 
 
 def _curves(lfw: LfwResult) -> plots.Figure | None:

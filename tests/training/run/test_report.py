@@ -117,11 +117,3 @@ def test_loss_curves_have_one_panel_per_column(tmp_path: Path) -> None:
     assert line(others[-1])[-1].tolist() == [100, 0.0]
     # The rise of the margin is shaded where it raises the loss.
     assert [len(axes.patches) for axes in (loss, others[0])] == [1, 0]
-
-
-@pytest.mark.parametrize("text", ["", "step,loss\n", "loss\n1\n", "step\n1\n", "step,loss\n1,much\n", "step,loss\n1\n"])
-def test_a_malformed_csv_is_rejected(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "losses.csv"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=r"losses\.csv"):
-        plots.loss_curves(path)
