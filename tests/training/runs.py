@@ -22,6 +22,7 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from tests.forks import CONTEXT
 from training import distributed
+from training.cli.commands import app
 from training.config import AugmentConfig, BackboneConfig, DataConfig, HeadConfig, LoopConfig, RunConfig
 from training.data.identities import IdentityList, IdentitySet, PhotoFiles
 from training.evaluation.embedding import Embed
@@ -74,6 +75,11 @@ def train_plain(config: RunConfig) -> Checkpoint:
 
 
 PLAIN = AugmentConfig(flip=0, move=0, low_resolution=0, gray=0, brightness=0, contrast=0, erase=0)
+
+
+def call(*words: object) -> None:
+    """Run a command of `kith-train`."""
+    app([str(word) for word in words], standalone_mode=False)
 
 
 def table(path: Path) -> list[dict[str, str]]:

@@ -12,18 +12,13 @@ import pytest
 from models.pack.loading import BUNDLED_PACK
 from models.vision.detection import Detector
 from tests.conftest import ROOT
-from tests.training.runs import write_people
+from tests.training.runs import call, write_people
 from training.cli import commands
-from training.cli.commands import app
 from training.config import ConfigError, RunConfig
 from training.errors import RunInterruptedError
 from training.losses import HEADS, TERMS
 from training.optimization.run_folder import CHECKPOINT, read_run_config, write_run_config
 from training.recipes import RECIPES, sized
-
-
-def call(*words: object) -> None:
-    app([str(word) for word in words], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

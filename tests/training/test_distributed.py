@@ -112,14 +112,6 @@ def test_two_ranks_equal_one_process(name: str, root: Path) -> None:
     assert ends[1] == pytest.approx(ends[0], rel=2e-2)
 
 
-def test_parts_are_contiguous_and_complete() -> None:
-    for count, world in ((10, 3), (4, 4), (7, 2), (3, 5)):
-        parts = [distributed.split_evenly(count, rank, world) for rank in range(world)]
-        assert [i for part in parts for i in range(count)[part]] == list(range(count))
-        sizes = [part.stop - part.start for part in parts]
-        assert max(sizes) - min(sizes) <= 1
-
-
 def test_a_sharded_head_needs_enough_classes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     head = build_head(smoke(tmp_path, tmp_path).overridden({"head.name": "cosface"}).head, 8, 3)
     monkeypatch.setattr(distributed, "world_size", lambda: 4)

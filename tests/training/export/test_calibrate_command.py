@@ -21,16 +21,12 @@ from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.vision.detection import Detector
 from tests.conftest import ROOT, photo_array
-from training.cli.commands import app
+from tests.training.runs import call
 from training.config import ConfigError, DataConfig
 from training.data.identities import load_identities
 from training.export.calibrate import calibrate, find_distinct_photos
 
 PEOPLE = 80
-
-
-def call(*words: object) -> None:
-    app([str(word) for word in words], standalone_mode=False)
 
 
 @pytest.fixture(scope="module", autouse=True)

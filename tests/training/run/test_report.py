@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from tests.training.evaluation.test_benchmarks import mean_colors, write_lists
-from training.config import ConfigError
 from training.evaluation import plots
 from training.evaluation.embedding import Embeddings
 from training.evaluation.lfw import LfwResult, evaluate_lfw_embeddings
@@ -52,16 +51,6 @@ def test_a_report_has_every_figure_and_one_picture(lfw: LfwResult, tmp_path: Pat
     printed = dict(lfw_figures(lfw))
     assert printed["LFW View 2 EER"] == f"{view2.eer:.2%} (95 %: {low:.2%} to {high:.2%})"
     assert len([name for name in printed if "FNIR at FPIR" in name]) == 4
-
-
-def test_a_failed_report_keeps_the_old_file(lfw: LfwResult, tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    write_report(path, "old")
-    (lfw.root / "pairs.txt").unlink()
-    with pytest.raises(ConfigError, match=r"pairs\.txt"):
-        write_report(path, "new", lfw=lfw)
-    assert json.loads(path.read_text())["title"] == "old"
-    assert [p.name for p in tmp_path.glob("report*")] == ["report.json"]
 
 
 def test_skipped_parts_are_omitted(lfw: LfwResult, tmp_path: Path) -> None:
