@@ -9,6 +9,7 @@ import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
@@ -154,9 +155,11 @@ def calibrate_pack(
     pack = load_pack(directory)
     if not os.access(pack.directory, os.W_OK):
         raise PackError("calibration", f"{pack.directory} is read-only: copy the pack and calibrate the copy")
-    by, cache = Embedder(pack), crop_cache(pack) / sha256_of(pack.detection.path)[:16]
-    choose = partial(limit_per_label, max_photos_per_person)
-    people, vectors = embed_people(by.recognizer.embed, by.recognizer.alignment, by.detector, data, cache, choose)
+    by, choose = Embedder(pack), partial(limit_per_label, max_photos_per_person)
+    with TemporaryDirectory() as crops:  # faces: none is left on the disk
+        people, vectors = embed_people(
+            by.recognizer.embed, by.recognizer.alignment, by.detector, data, Path(crops), choose
+        )
     try:
         # Record the folder name only: its path may contain personal data.
         evidence = calibrate(vectors, people.labels.tolist(), data.root.resolve().name)

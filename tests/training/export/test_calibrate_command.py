@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,6 @@ from training.data.identities import load_identities
 from training.export.calibrate import calibrate, find_distinct_photos
 
 PEOPLE = 80
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with contextlib.chdir(tmp_path_factory.mktemp("workplace")):
-        yield
 
 
 @pytest.fixture
