@@ -454,7 +454,11 @@ def evaluate(
     if is_run and (data is not None or report is not None or not named):
         figures += report_run(model, data, load_pack(pack).detection, report, flip, view1, own)
     elif data is not None:
-        figures += pack_rows(refresh_pack(model, data)) if refresh else _measure(model, data, view1)
+        if refresh:
+            measured = refresh_pack(model, data)
+        else:
+            measured = replace(load_pack(model), metrics=evaluate_pack(load_pack(model), data, cache, view1))
+        figures += pack_rows(measured)
         if report is not None:
             write_pack_report(report, load_pack(model), data / "lfw", cache, own)
     elif report is not None and own:
@@ -492,8 +496,3 @@ def _refuse_without_effect(context: typer.Context, **needs: tuple[object, str]) 
 def _detector_of(pack: Path) -> Detector:
     spec = load_pack(pack).detection
     return Detector(OnnxNetwork(spec.path), spec)
-
-
-def _measure(model: Path, data: Path, view1: bool) -> list[tuple[str, str]]:
-    pack = load_pack(model)
-    return pack_rows(replace(pack, metrics=evaluate_pack(pack, data, crop_cache(pack), view1)))

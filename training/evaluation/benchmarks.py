@@ -203,7 +203,8 @@ def evaluate_ijb(
         flip: add the embedding of the mirror image.
     """
     meta = folder / "meta"
-    media = read_ijb_media(_find_one(meta, "*face_tid_mid.txt"))
+    columns = [("file", "U64"), ("template", np.int64), ("medium", np.int64)]
+    media = _read_table(_find_one(meta, "*face_tid_mid.txt"), columns)
     pairs = read_ijb_pairs(_find_one(meta, "*template_pair_label.txt"))
     files, same = media["file"].tolist(), pairs["same"] == 1
     photos = [folder / "loose_crop" / file for file in files]
@@ -280,12 +281,6 @@ def _find_one(folder: Path, pattern: str) -> Path:
     if len(found) != 1:
         raise ConfigError(f"{folder} must contain exactly one file {pattern}, but has {len(found)}")
     return found[0]
-
-
-def read_ijb_media(path: Path) -> NDArray[np.void]:
-    """Read face_tid_mid.txt, lines of "file template medium", as (n,) rows with these fields. Raises ConfigError if the
-    file is missing or malformed."""
-    return _read_table(path, [("file", "U64"), ("template", np.int64), ("medium", np.int64)])
 
 
 def read_ijb_pairs(path: Path) -> NDArray[np.void]:

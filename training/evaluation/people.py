@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -120,7 +119,9 @@ def _identification(vectors: Floats, labels: Ints, intervals: bool) -> tuple[dic
     fpirs = tuple(fpir for fpir in FPIRS if fpir * len(alarms) >= 1)
     bounds = None
     if intervals and min(len(known), len(people) - len(known)) >= MIN_PEOPLE:
-        draws = _draw_both(labels[probes], labels[strangers])
+        # The kinds are drawn apart, so that neither is ever empty.
+        drawn = (resample_people(labels[rows], ROUNDS, seed) for seed, rows in enumerate((probes, strangers)))
+        draws = zip(*drawn, strict=True)
         rates = [measure_open_set(np.repeat(hits, m), np.repeat(alarms, s), fpirs).as_array() for m, s in draws]
         low, high = np.quantile(rates, [0.025, 0.975], 0)
         bounds = low, high
@@ -129,11 +130,6 @@ def _identification(vectors: Floats, labels: Ints, intervals: bool) -> tuple[dic
         f"FNIR at FPIR {fpir:g} needs {round(1 / fpir):,} photos of strangers, not {len(alarms):,}" for fpir in FPIRS
     ]
     return _rates(names, measure_open_set(hits, alarms, fpirs).as_array(), bounds), small[len(fpirs) :]
-
-
-def _draw_both(mated: Ints, strangers: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Yield how often each search of each kind counts. The kinds are drawn apart, so that neither is ever empty."""
-    return zip(resample_people(mated, ROUNDS, 0), resample_people(strangers, ROUNDS, 1), strict=True)
 
 
 def _rates(names: list[str], values: Floats, bounds: tuple[Floats, Floats] | None) -> dict[str, Rate]:
