@@ -355,7 +355,9 @@ def load_identities(
 
     crops, kept = cached_crops(cache_dir, "crops", identity, len(listed), config.crop_px, fill)
     found = listed.select(kept)
-    return IdentitySet(crops, found.labels, found.names, listed.class_ids(), found, len(listed) - len(found))
+    return IdentitySet(
+        crops[: len(found)], found.labels, found.names, listed.class_ids(), found, len(listed) - len(found)
+    )
 
 
 def map_in_threads(

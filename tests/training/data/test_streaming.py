@@ -57,6 +57,7 @@ def test_batches_depend_on_the_step_alone(tmp_path: Path) -> None:
     whole = list(Batches(sets[1], cached, slice(0, 8), torch.device("cpu")).iterate(0))
     resumed = list(Batches(sets[0], config, slice(0, 8), torch.device("cpu")).iterate(3))
     assert [batch.step for batch in resumed] == [3, 4, 5]
+    assert not torch.equal(whole[0].uniforms, whole[1].uniforms)
     for one, other in zip(whole[3:], resumed, strict=True):
         assert np.array_equal(one.rows, other.rows)
         assert torch.equal(one.crops, other.crops)

@@ -99,5 +99,5 @@ def test_faces_are_aligned_for_the_embedder(photos: Path, detector: Detector, tm
     for alignment in (STANDARD_ALIGNMENT, own):
         choose = partial(limit_per_label, 2)
         people, vectors = embed_people(embed, alignment, detector, config, tmp_path / "cache", choose)
-        assert (people.labels.tolist(), people.without_face) == ([0, 0, 1], 1)
+        assert (people.labels.tolist(), len(vectors), people.without_face) == ([0, 0, 1], 3, 1)
         np.testing.assert_allclose(vectors[0], embed(align(photo, landmarks, alignment))[0], atol=1e-6)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from models.pack.manifest import ModelPack
 from models.vision.alignment import TEMPLATE_XY, align
 from models.vision.detection import Detector
-from models.vision.recognition import Recognizer
+from models.vision.recognition import Recognizer, l2_normalize
 from training.cli.commands import app
 from training.config import ConfigError
 from training.data.identities import read_rgb
@@ -84,9 +84,19 @@ def test_youtube_faces_by_the_command(
     people: list[list[Path]], tmp_path: Path, videos: VideoEmbedder, evaluate: Evaluate
 ) -> None:
     rows = write_ytf(tmp_path / "ytf", people)
+    own, other = (read_rgb(photos[0]) for photos in people[:2])
+    beside = cv2.resize(other, None, fx=1.5, fy=1.5)[60:310, 60:310]
+    crowd = tmp_path / "ytf" / "aligned_images_DB" / "P0" / "0" / "aligned_detect_0.9.jpg"  # whose middle counts
+    crowd.unlink()
+    cv2.imwrite(str(crowd), np.concatenate([beside, own, beside], 1)[..., ::-1])
+    people[0][0] = crowd
+
+    def by_pixels(crops: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return l2_normalize(crops[:, ::16, ::16].reshape(len(crops), -1) - np.float32(128))
+
     same, folds = np.array([row[3] for row in rows]), np.array([row[0] for row in rows])
     for frames in (1, 2):  # one frame is the first one
-        some = replace(videos, frames=frames)
+        some = replace(videos, frames=frames, embed=by_pixels)
         vector = {
             f"P{i}/{video}": mean_vector(some, [read_rgb(file) for file in photos[2 * video :][:frames]])
             for i, photos in enumerate(people)
@@ -96,8 +106,9 @@ def test_youtube_faces_by_the_command(
         expected, found = verify_similarities(similarities, same, folds), evaluate_ytf(some, tmp_path / "ytf")
         assert found.accuracy == expected.accuracy
         assert (found.eer, found.auc) == pytest.approx((expected.eer, expected.auc))
+        assert 0.5 < found.auc < 1
     printed = evaluate("--ytf", "ytf")
-    assert f"YouTube Faces accuracy │ {expected.accuracy.mean:.2%} ±" in printed
+    assert f"YouTube Faces accuracy │ {evaluate_ytf(videos, tmp_path / 'ytf').accuracy.mean:.2%} ±" in printed
     assert "YouTube Faces videos without a face │ 0" in printed
 
 
