@@ -32,7 +32,6 @@ MAX_PREDICTIONS: Final = 100
 MAX_ERASED: Final = 200
 """Maximum number of subjects or templates to erase in one transaction, which holds the gallery's lock for a second."""
 ImageId = Annotated[UUID, Path(description="Id of a template.")]
-SubjectPath = Annotated[SubjectId, Path()]
 SubjectQuery = Annotated[str, NORMALIZED, Query(description="Id of a subject; empty: all subjects.")]
 PredictionCount = Annotated[int, Query(ge=-1, description="Candidates per face; 0 and -1: all.")]
 

@@ -7,9 +7,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from service.api.compreface.access import ENROLL, READ, RECOGNITION, BoundGallery
-from service.api.compreface.requests import MAX_ERASED, SubjectBody, SubjectPath
+from service.api.compreface.requests import MAX_ERASED, SubjectBody
 from service.api.http.access import BackendDep, router
 from service.api.http.bodies import JsonBody
+from service.api.http.parameters import SubjectPath
 from service.core.errors import SubjectExistsError, SubjectNotFoundError
 from service.domain.gallery import Gallery, SubjectFilter
 from service.usecases.backend import Backend

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http.access import Authenticator
-from service.api.http.problems import PROBLEM_CODE, cut_response, error_response
+from service.api.http.problems import cut_response, error_response
 from service.core.actor import Actor, acting_as
 from service.core.errors import LimitReachedError, OverloadedError
 from service.observability.metrics import Metrics
@@ -89,7 +89,7 @@ class Gate:
     def _record(self, request: Request, status: int, elapsed_s: float) -> None:
         """Write the metrics, the audit entry of a refusal, and the access log."""
         route = getattr(request.scope.get("route"), "path", "-")
-        caller, code = request.state.caller, getattr(request.state, PROBLEM_CODE, None)
+        caller, code = request.state.caller, getattr(request.state, "problem_code", None)
         self._metrics.observe_request(request.method, route, status, elapsed_s)
         if code is not None:
             self._metrics.problems.labels(code).inc()

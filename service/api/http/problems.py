@@ -27,8 +27,6 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     }
 }
 """Every route's response to a request that fails."""
-PROBLEM_CODE: Final = "problem_code"
-"""Name in the state of a request of the code of its problem, of which the gate keeps count."""
 PATTERN_MESSAGES: Final = {
     KEY_ID: "must be 12 lowercase hexadecimal digits",
     OBJECT_ID: "must be 32 lowercase hexadecimal digits",
@@ -71,13 +69,13 @@ def error_response(request: Request, error: Exception) -> JSONResponse:
 def cut_response(request: Request, error: Exception) -> None:
     """Log an error that ends a response after its head was sent, and note it for the metrics."""
     log.error("request %s failed: its response is incomplete", _request_id(request), exc_info=error)
-    setattr(request.state, PROBLEM_CODE, error.code if isinstance(error, KithError) else KithError.code)
+    request.state.problem_code = error.code if isinstance(error, KithError) else KithError.code
 
 
 def problem_response(request: Request, error: KithError) -> JSONResponse:
     # Not the error: its traceback would keep the request's body in a reference cycle.
     request.state.hides_existence = error.hides_existence
-    setattr(request.state, PROBLEM_CODE, error.code)
+    request.state.problem_code = error.code  # the gate keeps count
     document, headers = Problem(**error.document(), request_id=_request_id(request)), error.headers
     formats: Mapping[str, ProblemFormat] = request.app.state.problem_formats
     for prefix, to_format in formats.items():

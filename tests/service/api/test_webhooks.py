@@ -80,6 +80,7 @@ def test_a_webhook_by_commands(guarded: Guarded, operator: Kith, receiver: Recei
     assert (off.waiting_count, off.error) == (1, "the receiver returned status 410")
     assert off.failing_since is not None and off.position == shown.position
     refused = receiver.messages[-1]
+    assert 'kith_event_failures_total{to="webhook"} 0.0' not in operator.metrics()
     assert "are sent again" in run("webhook", "replay", webhook)
     is_eventually(lambda: operator.webhook(webhook).waiting_count == 0)
     told_before = next(message for message in receiver.messages if message.document["type"] == "decision")
