@@ -161,11 +161,14 @@ def test_searches_and_comparisons_are_decided_by_the_report(kith: Kith, gallery:
         each.subject: each for each in kith.identify(gallery, embeddings=[probe], top_k=12).results[0].candidates
     }
     at_fmr = kith.identify(gallery, embeddings=[probe], risk={"fmr": 1e-6}).results[0]
+    thresholds = []
     for subject in ("s0", "s1"):
         pair = kith.verify(probe, (gallery, subject), risk={"fmr": 1e-6})
+        thresholds.append(pair.threshold or 0)
         assert pair.similarity == similar[subject].similarity
         assert pair.risk is not None and (pair.risk.fmr, pair.risk.source) == (1e-6, "both")
     assert (pair.threshold, pair.review_threshold) == (at_fmr.threshold, at_fmr.review_threshold)
+    assert thresholds[0] > thresholds[1], "each of two templates is a chance"
     risks: list[tuple[Risk | None, tuple[float | None, float | None]]] = [
         (None, (0.001, None)),  # an FPIR is of a search
         ({"fmr": 1e-5}, (1e-5, None)),

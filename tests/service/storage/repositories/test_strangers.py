@@ -124,14 +124,16 @@ def test_the_gallery_of_strangers_is_hidden(database: Database, store: Store, ga
     assert found.startswith("gallery g: 2 values of vectors.vector were altered")
 
 
-def test_sightings_within_a_minute_write_nothing(database: Database, store: Store, gallery: Gallery) -> None:
+def test_sightings_that_change_nothing_write_nothing(database: Database, store: Store, gallery: Gallery) -> None:
     (first,) = see(store, gallery, person(0))
-    before = lines(database, gallery)
+    search = FOLLOWERS[store].nearest
     with database.write(InvalidRequestError("locked")) as connection:  # a writer would wait for this one
         connection.execute(galleries.update().values(dimension=galleries.c.dimension))
         (again,) = see(store, gallery, person(0), at=NOW + SIGHTING_STEP / 2)
-    assert again == first
-    assert lines(database, gallery) == before
+        unclear = store.strangers.remember(gallery, [sighting(person(1))], search, lambda *_: "unclear", NOW)
+    assert (again, unclear) == (first, ([None], False))
+    (later,) = see(store, gallery, person(0), at=NOW + SIGHTING_STEP)
+    assert (later.last_seen, later.template_count) == (NOW + SIGHTING_STEP, 1), "only a face unlike the others is kept"
 
 
 @ON_BOTH
