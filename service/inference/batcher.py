@@ -162,7 +162,7 @@ class Batcher(Generic[Item, Result]):
         self._background_size = max((size for size in sizes if 2 * size <= sizes[-1]), default=1)
         self._compiled: set[tuple[int, Hashable, int]] = set()
         self._max_queue = max_queue
-        self._shape_of = shape_of
+        self._shape_of = shape_of or (lambda _: None)
         self._closing = False
         self._calls: set[_Call[Item, Result]] = set()
         self._begun = 0
@@ -253,8 +253,6 @@ class Batcher(Generic[Item, Result]):
             self._devices.changed.notify_all()
 
     def _by_shape(self, items: Sequence[Item]) -> Iterable[tuple[Hashable, Sequence[int]]]:
-        if self._shape_of is None:
-            return [(None, range(len(items)))]
         rows: dict[Hashable, list[int]] = {}
         for row, item in enumerate(items):
             rows.setdefault(self._shape_of(item), []).append(row)

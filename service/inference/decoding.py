@@ -96,8 +96,13 @@ def decode_jpeg(payload: bytes, size: tuple[int, int], orientation: int, scale: 
     """
     content = complete(payload)
     reduction = next((r for r in REDUCTIONS if r >= scale), 1.0)
-    stored = decode_rgb(content, size, reduction)
-    if stored is None:  # Pillow is more tolerant
+    min_width, min_height = (math.ceil(side * reduction) for side in size)
+    try:
+        # Readers may find different sizes in a damaged file. Decode only the size that was checked.
+        if simplejpeg.decode_jpeg_header(content)[1::-1] != size:
+            return decode_whole(content)
+        stored = simplejpeg.decode_jpeg(content, "RGB", min_height=min_height, min_width=min_width)
+    except ValueError:  # Pillow is more tolerant
         return decode_whole(content)
     pixels, flip = turn_upright(stored, orientation), FLIPS.get(orientation)
     width, height = size[::-1] if orientation >= FIRST_TRANSPOSED else size
@@ -206,21 +211,6 @@ def _completed(payload: bytes) -> bytes | None:
     except ValueError:
         return None
     return completed
-
-
-def decode_rgb(payload: bytes, size: tuple[int, int], reduction: float) -> NDArray[np.uint8] | None:
-    """Decode to (h, w, 3) uint8 RGB at a scale of REDUCTIONS or 1. Return None if libjpeg rejects the file.
-
-    ``size``: width and height in pixels, as the file declares them.
-    """
-    width, height = (math.ceil(side * reduction) for side in size)
-    try:
-        # Readers may find different sizes in a damaged file. Decode only the size that was checked.
-        if simplejpeg.decode_jpeg_header(payload)[1::-1] != size:
-            return None
-        return np.asarray(simplejpeg.decode_jpeg(payload, "RGB", min_height=height, min_width=width), np.uint8)
-    except ValueError:
-        return None
 
 
 def _segments(payload: bytes) -> Iterator[int]:
