@@ -45,7 +45,7 @@ class RecordFile:
     """A ``.rec`` and its ``.idx``, memory-mapped. Reads are thread-safe.
 
     ``keys`` and ``offsets`` (bytes) are (n,) int64, in the order of the index. Raises ConfigError if a file is missing
-    or empty, or the index is malformed or points outside the records.
+    or empty, or the index is malformed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,13 +54,6 @@ class RecordFile:
         if not path.is_file() or path.stat().st_size == 0:
             raise ConfigError(f"{path} is missing or empty. Copy it again")
         self._bytes = np.memmap(path, np.uint8, "r")
-        outside = np.flatnonzero((self.offsets < 0) | (self.offsets >= len(self._bytes)))
-        if len(outside):
-            key, offset = self.keys[outside[0]], self.offsets[outside[0]]
-            raise ConfigError(
-                f"{path.with_suffix('.idx')} puts record {key} at byte {offset}, outside the {len(self._bytes)} bytes "
-                f"of {path.name}: one of the two is truncated or from another set. Copy both again"
-            )
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -158,7 +151,7 @@ def _read_index(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     if not path.stat().st_size:
         raise ConfigError(f"{path} is empty. Copy it again")
     try:
-        table = np.loadtxt(path, np.int64, ndmin=2)
+        table = np.loadtxt(path, np.uint64, ndmin=2).astype(np.int64)
     except ValueError as error:
         raise ConfigError(f"{path} is not an index of key and position: {error}") from error
     if table.shape[1] != 2:
