@@ -259,12 +259,12 @@ class MemoryFollower(Follower):
 
     def catch_up(self, version: int | None = None) -> None:
         with self._catching_up:
-            try:
-                if self._loaded:
-                    self._follow()
-                else:
-                    self._load()
-            except LogTrimmedError:
+            followed = False
+            if self._loaded:
+                with contextlib.suppress(LogTrimmedError):
+                    self.index.apply(self._batches(self.index.view.sequence))
+                    followed = True
+            if not followed:  # the error is gone, which held the old vectors
                 self._load()
             if version is not None:
                 self._version = version
@@ -300,20 +300,14 @@ class MemoryFollower(Follower):
         subjects = np.unique(snapshot.subject_pks)
         return Rows(subjects, subject_vectors(snapshot.vectors, snapshot.subject_pks, snapshot.qualities))
 
-    def _follow(self) -> None:
-        changed, now, more = self._next_changes(self.index.view.sequence)
-        if changed:
-            self.index.apply(self._batches(changed, now, more))
-
-    def _batches(self, changed: set[int], now: Snapshot, more: bool) -> Iterator[Batch]:
-        while changed:
-            yield Batch(np.array(sorted(changed), np.int64), self._rows(now), now.sequence)
-            if not more:
-                return
-            changed, now, more = self._next_changes(now.sequence)
-
-    def _next_changes(self, sequence: int) -> tuple[set[int], Snapshot, bool]:
-        return self._store.changes.changed_subjects(self._gallery, sequence, LINES_PER_BATCH)
+    def _batches(self, sequence: int) -> Iterator[Batch]:
+        """Yield the changes after this line of the log, in parts."""
+        more = True
+        while more:
+            changed, now, more = self._store.changes.changed_subjects(self._gallery, sequence, LINES_PER_BATCH)
+            sequence = now.sequence
+            if changed:
+                yield Batch(np.array(sorted(changed), np.int64), self._rows(now), sequence)
 
 
 def _searched(view: View, among: Keys | None) -> tuple[Keys | None, int]:

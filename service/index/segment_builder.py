@@ -55,18 +55,14 @@ class SegmentBuilder:
 
     def load(self, rows: Rows) -> tuple[Segment, ...]:
         """Return segments of rows sorted by key."""
-        return tuple(self._cut(rows, self._sizes.seal))
+        return tuple(self._cut(rows))
 
     def apply(self, view: View, batch: Batch) -> View:
         """Return the view after a batch of changes."""
-        removed = {segment.number: segment.rows_of_keys(batch.gone) for segment in view.segments}
-        segments = [
-            segment.without(removed[segment.number]) if len(removed[segment.number]) else segment
-            for segment in view.segments
-        ]
-        moved = view.moved + sum(len(rows) for rows in removed.values()) + len(batch.rows.keys)
-        tail = self._append(segments, batch.rows)
-        return replace(view, segments=tail, sequence=batch.sequence, moved=moved)
+        removed = [segment.rows_of_keys(batch.gone) for segment in view.segments]
+        rest = [one.without(rows) if len(rows) else one for one, rows in zip(view.segments, removed, strict=True)]
+        moved = view.moved + sum(map(len, removed)) + len(batch.rows.keys)
+        return replace(view, segments=self._append(rest, batch.rows), sequence=batch.sequence, moved=moved)
 
     def merge(self, old: Sequence[Segment], builder: Builder | None, stopped: Callable[[], bool]) -> Segment | None:
         """Return one segment with the live rows of all; a short tail stays a tail. None: no row is live.
@@ -131,21 +127,20 @@ class SegmentBuilder:
         return (segment.structure is not None) != structured
 
     def _append(self, segments: list[Segment], rows: Rows) -> tuple[Segment, ...]:
-        tail = segments.pop() if segments and not segments[-1].sealed else None
+        tails = [segments.pop()] if segments and not segments[-1].sealed else []
         if len(rows.keys) >= self._sizes.seal:
-            cut = self._cut(rows.at(np.argsort(rows.keys)), min_rows=1)
-            return (*segments, *cut, *([tail] if tail else []))
-        if not len(rows.keys):
-            return (*segments, tail) if tail else tuple(segments)
-        return (*segments, _concatenate([*([tail] if tail else []), self._tail(rows)]))
+            segments = [*segments, *self._cut(rows.at(np.argsort(rows.keys)))]
+        elif len(rows.keys):
+            tails = [_concatenate([*tails, self._tail(rows)])]
+        return (*segments, *tails)
 
-    def _cut(self, rows: Rows, min_rows: int) -> list[Segment]:
-        """Return sealed segments without structure, or a tail if there are fewer than ``min_rows`` rows."""
-        if len(rows.keys) < min_rows:
+    def _cut(self, rows: Rows) -> list[Segment]:
+        """Return sealed segments without structure, or a tail of few rows."""
+        if len(rows.keys) < self._sizes.seal:
             return [self._tail(rows)] if len(rows.keys) else []
         pieces = -(-len(rows.keys) // self._sizes.max_length)
-        if pieces <= 1:
-            return [Segment.seal(next(self._numbers), rows)] if pieces else []
+        if pieces == 1:
+            return [Segment.seal(next(self._numbers), rows)]
         bounds = np.linspace(0, len(rows.keys), pieces + 1).astype(int).tolist()
         # Copies, so that the whole array can be freed while one part stays.
         return [
