@@ -57,8 +57,7 @@ async def list_job_items(
     """List the processed items in order of completion, each with its problem if it was rejected."""
     found = await _find_job(backend, caller, job)
     listed = partial(backend.store.jobs.items, found, failed_only=failed)
-    to_item = partial(JobItemOut.model_validate, from_attributes=True)
-    return await page.read(Page[JobItemOut], backend.threads, found.seal, listed, to_item)
+    return await page.read(Page[JobItemOut], backend.threads, found.seal, listed)
 
 
 @routes.post("/{job}/cancel", dependencies=[ENROLL])

@@ -16,9 +16,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
 
 import sqlalchemy as sa
+from pydantic import Field
 from sqlalchemy.engine import Connection
 
 from kith.wire.common import JobState
+from kith.wire.jobs import JobItemOut
 from service.core.actor import current_actor
 from service.core.errors import MasterKeyError, NotFoundError, RefusedError, StorageError, SubjectErasedError
 from service.domain.events import Event
@@ -106,12 +108,8 @@ class ItemOutcome:
     face_count: int | None = None
 
 
-@dataclass(frozen=True)
-class JobItem(ItemOutcome):
-    """Recorded outcome. ``item`` and ``outcome`` are empty after an erasure."""
-
-    pk: int = field(kw_only=True)
-    at: datetime = field(kw_only=True)
+class JobItem(JobItemOut):
+    pk: int = Field(exclude=True)
 
 
 @dataclass(frozen=True)
@@ -191,12 +189,9 @@ class JobStore:
         if failed_only:
             query = query.where(job_items.c.failed)
         with self._database.read() as connection:
-            return [
-                JobItem(
-                    pk=row.pk, at=row.at, **_NAMELESS if row.sealed is None else job.seal.open_json(row.sealed, ITEM)
-                )
-                for row in connection.execute(query)
-            ]
+            rows = connection.execute(query).all()
+        told = (_NAMELESS if row.sealed is None else job.seal.open_json(row.sealed, ITEM) for row in rows)
+        return [JobItem(pk=row.pk, at=row.at, **about) for row, about in zip(rows, told, strict=True)]
 
     def done(self, job: Job) -> DoneItems:
         """Return the items that are finished."""
