@@ -135,6 +135,16 @@ class Gallery:
 
 
 @dataclass(frozen=True, eq=False)
+class SubjectFaces:
+    """Data that a verification compares a face with: (n, d) unit vectors of the subject's templates, (n,) quality
+    scores, NaN for bare embeddings, and the (k, d) vectors of its decoys; None without decoys."""
+
+    vectors: Float
+    qualities: Float
+    decoys: Float | None
+
+
+@dataclass(frozen=True, eq=False)
 class StoredEvidence:
     """Evidence of a gallery at ``sequence`` of its change log, from ``templates`` templates."""
 

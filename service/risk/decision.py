@@ -13,10 +13,9 @@ from models.risk.impostor_evidence import search_scores
 from models.runtime.network import Float
 from models.vision.liveness import LivenessVerdict
 from service.domain.fusion import fuse_similarities
-from service.domain.gallery import Hit
+from service.domain.gallery import Hit, SubjectFaces
 from service.domain.outcomes import RejectionOutcome
 from service.risk.threshold import Candidate, ImpostorRisk, Thresholds
-from service.storage.repositories.read_cache import SubjectFaces
 
 KNOWN_STRANGER: Final = "known_stranger"
 """Reason: the face is more similar to an outsider who was mistaken for the subject than to the subject."""

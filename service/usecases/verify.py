@@ -11,7 +11,7 @@ from models.runtime.network import Float
 from models.vision.liveness import LivenessVerdict
 from service.core.actor import gather_or_cancel
 from service.core.errors import InvalidRequestError, RecognizerMismatchError, RefusedError
-from service.domain.gallery import Gallery, GallerySettings
+from service.domain.gallery import Gallery, GallerySettings, SubjectFaces
 from service.domain.outcomes import RejectionOutcome, RiskTarget, to_risk_target
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
 from service.risk.decision import (
@@ -22,7 +22,6 @@ from service.risk.decision import (
 )
 from service.risk.threshold import false_alarm_probability, thresholds_for
 from service.security.api_keys import Caller
-from service.storage.repositories.read_cache import SubjectFaces
 from service.storage.repositories.store import Store
 from service.usecases.backend import Backend
 from service.usecases.documents import Document, face_document, risk_document, without_none
@@ -217,16 +216,8 @@ async def _process_side(backend: Backend, side: SideIn, verification: Verificati
 
 
 def _read_subject(store: Store, gallery: Gallery, subject_id: str) -> SubjectFaces:
-    """Return what is stored of a subject, without a query if nothing was written since it was read.
-
-    Raises SubjectNotFoundError, or InvalidRequestError for a subject without templates.
-    """
-    if cached := store.cache.faces.get(gallery, [subject_id]):
-        return cached[subject_id]
+    """Raises SubjectNotFoundError, or InvalidRequestError for a subject without templates."""
     vectors, qualities = store.templates.vectors(gallery, subject_id)
     if not len(vectors):
         raise InvalidRequestError(f"subject {subject_id!r} has no template")
-    decoys = store.decoys.vectors(gallery, subject_id) if gallery.outsiders else None
-    faces = SubjectFaces(vectors, qualities, decoys)
-    store.cache.faces.put(gallery, {subject_id: faces})
-    return faces
+    return SubjectFaces(vectors, qualities, store.decoys.vectors(gallery, subject_id) if gallery.outsiders else None)

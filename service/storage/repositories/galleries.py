@@ -85,9 +85,10 @@ class GalleryStore(ErasingStore):
 
     def evict_changed(self) -> None:
         """Evict galleries that changed, with names that another process erased, or were deleted, with their keys."""
-        query = sa.select(galleries.c.name, galleries.c.version).where(galleries.c.name.in_(self._cache.names_cached()))
         with self._database.read() as connection:
-            now = {row.name: row.version for row in connection.execute(query)}
+            now = {
+                row.name: row.version for row in connection.execute(sa.select(galleries.c.name, galleries.c.version))
+            }
         self._cache.evict_all_but(lambda name, version: now.get(name) == version)
 
     def list_page(self, after: str | None, limit: int, among: Collection[str] | None = None) -> list[Gallery]:

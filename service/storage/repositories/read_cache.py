@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from cachetools import LRUCache
 
-from models.runtime.network import Float
 from service.domain.findings import HygieneReport
 from service.domain.gallery import Gallery, SubjectLabel
 
@@ -23,21 +21,6 @@ MAX_NAMES: Final = 200_000
 """Names of all galleries together, about 400 bytes each."""
 MAX_FINDINGS: Final = 100_000
 """Findings of all galleries together, about 500 bytes each: keys and similarities, no names."""
-MAX_VECTORS: Final = 20_000
-"""Vectors of verified subjects of all galleries together, about 2 kB each."""
-
-
-@dataclass(frozen=True, eq=False)
-class SubjectFaces:
-    """Data that a verification compares a face with: (n, d) unit vectors of the subject's templates, (n,) quality
-    scores, NaN for bare embeddings, and the (k, d) vectors of its decoys; None without decoys."""
-
-    vectors: Float
-    qualities: Float
-    decoys: Float | None
-
-    def __len__(self) -> int:
-        return len(self.vectors) + (0 if self.decoys is None else len(self.decoys))
 
 
 class VersionedCache(Generic[Key, Value]):
@@ -78,7 +61,7 @@ class VersionedCache(Generic[Key, Value]):
 
 
 class ReadCache:
-    """Galleries as last read, with ids and names of subjects by row key, faces by subject, and findings.
+    """Galleries as last read, with ids and names of subjects by row key, and findings.
 
     ``file_version``: version of the database file, which any write changes; None of PostgreSQL.
     """
@@ -86,7 +69,6 @@ class ReadCache:
     def __init__(self, file_version: Callable[[], int | None]) -> None:
         self._file_version = file_version
         self.names = VersionedCache[int, SubjectLabel](MAX_NAMES)
-        self.faces = VersionedCache[str, SubjectFaces](MAX_VECTORS, len)
         self.findings = VersionedCache[None, HygieneReport](MAX_FINDINGS, len)
         self._galleries: LRUCache[str, tuple[Gallery, int | None]] = LRUCache(MAX_GALLERIES)
         self._lock = threading.Lock()
@@ -111,11 +93,6 @@ class ReadCache:
         with self._lock:
             self._galleries[gallery.name] = gallery, file_version
 
-    def names_cached(self) -> list[str]:
-        """Return the names of the cached galleries."""
-        with self._lock:
-            return list(self._galleries)
-
     def evict(self, name: str) -> None:
         """Evict a gallery, with all that is cached of it."""
         self.evict_all_but(lambda other, _: other != name)
@@ -126,5 +103,5 @@ class ReadCache:
             for name, (gallery, _) in list(self._galleries.items()):
                 if not holds(name, gallery.version):
                     del self._galleries[name]
-        for cache in (self.names, self.faces, self.findings):
+        for cache in (self.names, self.findings):
             cache.keep(holds)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from models.risk.calibration import Calibration, fpir_from_fmr
 from models.runtime.network import Float
+from service.domain.gallery import SubjectFaces
 from service.domain.outcomes import RiskTarget
 from service.risk.decision import compare_faces, compare_with_subject, decide, decide_pair
 from service.risk.threshold import (
@@ -20,7 +21,6 @@ from service.risk.threshold import (
     false_alarm_probability,
     thresholds_for,
 )
-from service.storage.repositories.read_cache import SubjectFaces
 
 AT = Thresholds(accept=0.5, review=0.4, source="pack", extrapolated=False)
 

@@ -14,7 +14,7 @@ from PIL import Image
 from kith import Kith
 from kith.options import Risk
 from models.vision.recognition import l2_normalize
-from service.domain.gallery import Hit
+from service.domain.gallery import Hit, SubjectFaces
 from service.risk.decision import (
     KNOWN_STRANGER,
     Decision,
@@ -26,7 +26,6 @@ from service.risk.decision import (
 from service.risk.one_face import one_face_per_person
 from service.risk.search import Identification
 from service.risk.threshold import Candidate, Thresholds
-from service.storage.repositories.read_cache import SubjectFaces
 from tests.commands import run_kith
 from tests.conftest import jpeg
 from tests.packs import BUNDLED_DIMENSION

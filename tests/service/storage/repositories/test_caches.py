@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-import uuid
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,15 +15,13 @@ import sqlalchemy as sa
 
 from kith import Kith, KithClientError
 from models.runtime.network import Float
-from models.vision.recognition import l2_normalize
 from service.core.errors import StorageError
 from service.domain.findings import HygieneFinding, HygieneReport
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectLabel
 from service.security.sealing import Seal, new_key
 from service.settings import Settings
-from service.storage.repositories.read_cache import SubjectFaces, VersionedCache
+from service.storage.repositories.read_cache import VersionedCache
 from service.storage.repositories.store import Store
-from service.storage.repositories.templates import TemplateStore
 from tests.databases import ON_BOTH, open_database
 from tests.nodes import Node
 from tests.packs import BUNDLED_DIMENSION
@@ -46,9 +42,7 @@ class Process(Node):
 
     def search(self, name: str, probe: Float) -> list[SubjectLabel]:
         gallery = self.store.galleries.get(name)
-        follower = self.followers.of(gallery)
-        follower.catch_up(gallery.version)
-        (hits,), _ = follower.search(probe[None], 3)
+        (hits,), _ = self.followers.catch_up_blocking(gallery, gallery.version).search(probe[None], 3)
         pks = [hit.subject_pk for hit in hits]
         known = self.store.subjects.names(gallery, pks)
         return [known[pk] for pk in pks]
@@ -127,46 +121,9 @@ def test_sqlite_is_a_file(path: str) -> None:
         open_database(f"sqlite:///{path}")
 
 
-def test_verifications_read_a_subject_only_after_a_write(
-    kith: Kith, gallery: str, settings: Settings, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ada, bob = l2_normalize(rng.normal(size=(2, BUNDLED_DIMENSION)))
-    kith.update_gallery(gallery, risk={"threshold": 0.5})
-    kith.enroll(gallery, "ada", embeddings=[ada], allow_duplicate=True)
-    reads, read = list[str](), TemplateStore.vectors
-
-    def noted(self: TemplateStore, of: Gallery, subject: str) -> Any:
-        reads.append(subject)
-        return read(self, of, subject)
-
-    monkeypatch.setattr(TemplateStore, "vectors", noted)
-
-    def similarity(probe: Float) -> float:
-        answer = kith.verify((gallery, "ada"), probe.tolist())
-        assert answer.similarity is not None
-        return answer.similarity
-
-    with Process(settings.sql_url) as other:
-        store, stored = other.store, NewTemplate(uuid.uuid4().hex, bob, "embedding")
-        for _ in range(9):
-            assert similarity(ada) == pytest.approx(1, abs=1e-3)
-        assert 0 < len(reads) < 5  # evidence that is stored meanwhile ends a cached page
-        store.templates.enroll(store.galleries.get(gallery), "ada", [stored], None)
-        assert similarity(ada + bob) == pytest.approx(1, abs=1e-3)
-        store.templates.delete(store.galleries.get(gallery), "ada", stored.id)
-        assert similarity(bob) < 0.9
-        store.subjects.delete(store.galleries.get(gallery), "ada")
-        with pytest.raises(KithClientError, match="subject"):
-            similarity(ada)
-
-
 def some_galleries(count: int) -> list[Gallery]:
     settings, at = GallerySettings(), datetime.now(UTC)
     return [Gallery(i, f"g{i}", "f", DIMENSION, settings, at, Seal(new_key()), version=i) for i in range(count)]
-
-
-def faces(count: int) -> SubjectFaces:
-    return SubjectFaces(np.ones((count, DIMENSION), np.float32), np.ones(count, np.float32), None)
 
 
 def found_of(count: int) -> HygieneReport:
@@ -174,19 +131,18 @@ def found_of(count: int) -> HygieneReport:
     return HygieneReport(found, [], None)
 
 
-@pytest.mark.parametrize("sized", [faces, found_of])
-def test_values_are_of_one_version_and_bounded_by_size(sized: Callable[[int], Any]) -> None:
-    cached, made = VersionedCache[str, Any](10, len), some_galleries(3)
+def test_values_are_of_one_version_and_bounded_by_size() -> None:
+    cached, made = VersionedCache[str, HygieneReport](10, len), some_galleries(3)
     for gallery in made:
-        cached.put(gallery, {"ada": sized(4)})
+        cached.put(gallery, {"ada": found_of(4)})
     assert [[*cached.get(each, ["ada", "bob"])] for each in made] == [[], ["ada"], ["ada"]]
     assert not cached.get(replace(made[2], version=7), ["ada"])
-    cached.put(made[0], {"dee": sized(11)})
+    cached.put(made[0], {"dee": found_of(11)})
     assert not cached.get(made[0], ["dee"]) and len(cached) == 2
     for number in range(30):  # an empty one takes room, too
-        cached.put(made[2], {f"empty{number}": sized(0)})
+        cached.put(made[2], {f"empty{number}": found_of(0)})
     assert len(cached) == 10
-    cached.put(made[1], {"ada": sized(4)})
+    cached.put(made[1], {"ada": found_of(4)})
     cached.keep(lambda name, version: (name, version) == (made[1].name, made[1].version))
     assert len(cached) == 1 and cached.get(made[1], ["ada"])
 
