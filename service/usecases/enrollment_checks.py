@@ -218,7 +218,7 @@ def _require_no_duplicate(
         for candidate in score_candidates(others, thresholds, model, subjects)[:2]
         if thresholds.compared(candidate) >= thresholds.accept and candidate.similarity >= itself
     ]
-    named = store.subjects.by_pk(gallery, [candidate.subject_pk for candidate in alike]) if alike else {}
+    named = store.subjects.names(gallery, [candidate.subject_pk for candidate in alike])
     for candidate in alike:
         # A concurrent request may have created the subject itself after the lookup.
         if (other := named.get(candidate.subject_pk)) is not None and other.id != subject_id:

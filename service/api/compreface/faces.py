@@ -39,7 +39,7 @@ async def list_faces(
     found, total = [], 0
     with suppress(SubjectNotFoundError):
         found = await backend.threads.run(
-            backend.store.templates.list_by_offset, gallery, subject or None, page * size, size
+            backend.store.templates.list_page, gallery, subject or None, None, size, page * size
         )
         total = gallery.templates
         if subject:
@@ -74,7 +74,7 @@ async def add_face(
 async def delete_faces(gallery: BoundGallery, backend: BackendDep, subject: SubjectQuery = "") -> dict[str, Any]:
     """Erase all templates of a subject, or of all subjects. The subjects stay."""
     try:
-        found = await backend.threads.run(backend.store.templates.list_by_offset, gallery, subject or None, 0, None)
+        found = await backend.threads.run(backend.store.templates.list_page, gallery, subject or None)
     except SubjectNotFoundError:  # clients delete before they enroll
         return {"deleted": 0}
     return {"deleted": len(await _delete(backend, gallery, [template.id for template in found]))}
@@ -83,7 +83,7 @@ async def delete_faces(gallery: BoundGallery, backend: BackendDep, subject: Subj
 @routes.delete("/{image_id}", dependencies=[ENROLL])
 async def delete_face(gallery: BoundGallery, image_id: ImageId, backend: BackendDep) -> dict[str, Any]:
     """Erase a template."""
-    template = await backend.threads.run(backend.store.templates.find, gallery, image_id.hex)
+    template = await backend.threads.run(backend.store.templates.get, gallery, None, image_id.hex)
     await _delete(backend, gallery, [template.id])
     return example(template)
 
@@ -99,7 +99,7 @@ async def delete_many(
 @routes.get("/{image_id}/img", dependencies=[READ])
 async def download(gallery: BoundGallery, image_id: ImageId, backend: BackendDep) -> Response:
     """Return the stored crop of a template."""
-    template = await backend.threads.run(backend.store.templates.find, gallery, image_id.hex)
+    template = await backend.threads.run(backend.store.templates.get, gallery, None, image_id.hex)
     crop = CropIn(subject=template.subject, template=template.id)
     (image,) = await backend.threads.run(backend.store.crops.read, gallery, [crop])
     if image is None:

@@ -10,7 +10,7 @@ from kith.wire.hygiene import FindingOut, HygieneOut, NamedOut, TemplateRefOut
 from service.api.http.access import ADMIN, BackendDep, GalleryDep, router
 from service.api.http.parameters import PageDep, open_cursor_numbers
 from service.domain.findings import KINDS, HygieneFinding, HygieneReport
-from service.domain.gallery import Gallery, Subject, Template
+from service.domain.gallery import Gallery, SubjectLabel, Template
 from service.risk.hygiene import SIMILARITY_DIGITS, sort_key
 from service.storage.db.row_sealing import seal_cursor
 from service.storage.repositories.store import Store
@@ -41,7 +41,7 @@ def _page(
     shown = findings[start : start + limit]
     more = start + limit < len(findings)
     named = [*shown, *report.nearest]
-    subjects = store.subjects.by_pk(gallery, sorted({pk for finding in named for pk in finding.subjects}))
+    subjects = store.subjects.names(gallery, {pk for finding in named for pk in finding.subjects})
     templates = store.templates.by_pk(gallery, sorted({pk for finding in named for pk in finding.templates}))
 
     def present(part: Sequence[HygieneFinding]) -> list[FindingOut]:
@@ -65,7 +65,9 @@ def _page(
     )
 
 
-def _finding_out(finding: HygieneFinding, subjects: dict[int, Subject], templates: dict[int, Template]) -> FindingOut:
+def _finding_out(
+    finding: HygieneFinding, subjects: dict[int, SubjectLabel], templates: dict[int, Template]
+) -> FindingOut:
     return FindingOut(
         kind=finding.kind,
         subjects=[NamedOut(subject=subjects[pk].id, name=subjects[pk].name) for pk in finding.subjects],

@@ -102,12 +102,6 @@ class SubjectStore(ErasingStore):
             query = _subject_rows(gallery).where(subjects.c.pk.in_(found)).order_by(subjects.c.pk)
             return [_subject_of(gallery.seal, row) for row in connection.execute(query)], rest
 
-    def by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Subject]:
-        """Return existing subjects by row key."""
-        with self._database.read() as connection:
-            rows = connection.execute(_subject_rows(gallery).where(subjects.c.pk.in_(list(pks))))
-            return {row.pk: _subject_of(gallery.seal, row) for row in rows}
-
     def names(self, gallery: Gallery, pks: Collection[int]) -> dict[int, SubjectLabel]:
         """Return ids and names by row key, as of ``gallery``'s version or later, without deleted subjects."""
         cached = self._cache.names.get(gallery, pks)

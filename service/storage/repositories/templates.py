@@ -85,51 +85,35 @@ class TemplateStore(ErasingStore):
             return _read_answer(connection, gallery, key, digest)
 
     def list_page(
-        self, gallery: Gallery, subject_id: str, after: int | None = None, limit: int | None = None
+        self,
+        gallery: Gallery,
+        subject_id: str | None,
+        after: int | None = None,
+        limit: int | None = None,
+        offset: int | None = None,
     ) -> list[Template]:
-        """Return ``limit`` templates after the row key ``after``, oldest first. Raises SubjectNotFoundError."""
-        query = sa.select(templates).order_by(templates.c.pk).limit(limit)
-        if after is not None:
-            query = query.where(templates.c.pk > after)
-        with self._database.read() as connection:
-            subject = read_subject(connection, gallery, subject_id)
-            rows = connection.execute(query.where(templates.c.subject_pk == subject.pk))
-            return [_template_of(row, subject_id) for row in rows]
+        """Return templates of a subject, or of all, oldest first. Raises SubjectNotFoundError.
 
-    def get(self, gallery: Gallery, subject_id: str, template_id: str) -> Template:
-        """Raises SubjectNotFoundError, template_not_found."""
+        They are ``limit`` after the row key ``after``, or after the first ``offset`` of them.
+        """
         with self._database.read() as connection:
-            row = _read_row(connection, read_subject(connection, gallery, subject_id), template_id)
-        return _template_of(row, subject_id)
+            return _read(connection, gallery, templates.c.pk > (after or 0), subject_id, limit, offset)
 
-    def find(self, gallery: Gallery, template_id: str) -> Template:
-        """Return a template of any subject. Raises template_not_found."""
+    def get(self, gallery: Gallery, subject_id: str | None, template_id: str) -> Template:
+        """Return a template of a subject, or of any. Raises SubjectNotFoundError, template_not_found."""
         with self._database.read() as connection:
-            found = _read_with_subjects(connection, gallery, templates.c.id == template_id)
-        if not found:
-            raise NotFoundError("template", f"there is no template {template_id!r} in gallery {gallery.name!r}")
-        return found[0]
-
-    def list_by_offset(
-        self, gallery: Gallery, subject_id: str | None, offset: int, limit: int | None
-    ) -> list[Template]:
-        """Return templates of a subject, or of all, oldest first, without ``offset``. Raises SubjectNotFoundError."""
-        chosen: sa.ColumnElement[bool] = sa.true()
-        with self._database.read() as connection:
-            if subject_id is not None:
-                chosen = templates.c.subject_pk == read_subject(connection, gallery, subject_id).pk
-            return _read_with_subjects(connection, gallery, chosen, offset, limit)
+            return _read_one(connection, gallery, subject_id, template_id)
 
     def owners(self, gallery: Gallery, template_ids: Collection[str]) -> dict[str, str]:
         """Return the ids of the subjects of existing templates, by template id."""
         with self._database.read() as connection:
-            found = _read_with_subjects(connection, gallery, templates.c.id.in_(list(template_ids)))
+            found = _read(connection, gallery, templates.c.id.in_(list(template_ids)))
         return {template.id: template.subject for template in found}
 
     def by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Template]:
         """Return existing templates by row key."""
         with self._database.read() as connection:
-            found = _read_with_subjects(connection, gallery, templates.c.pk.in_(list(pks)))
+            found = _read(connection, gallery, templates.c.pk.in_(list(pks)))
         return {template.pk: template for template in found}
 
     def vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
@@ -143,7 +127,8 @@ class TemplateStore(ErasingStore):
         """Erase a template; again: return the receipt. Raises SubjectNotFoundError, template_not_found."""
 
         def missing(connection: Connection, _: Receipt | None) -> KithError:
-            return _not_found(read_subject(connection, gallery, subject_id), template_id)
+            read_subject(connection, gallery, subject_id)
+            return _not_found(template_id)
 
         owner = pseudonym(gallery, subject_id)
         return self._erase(
@@ -160,7 +145,7 @@ class TemplateStore(ErasingStore):
     def delete_many(self, gallery: Gallery, template_ids: Sequence[str]) -> list[Template]:
         """Erase templates of any subjects, all or nothing, each with its receipt; return those that existed."""
         with self._database.change(gallery) as connection:
-            found = _read_with_subjects(connection, gallery, templates.c.id.in_(template_ids))
+            found = _read(connection, gallery, templates.c.id.in_(template_ids))
             owners = [pseudonym(gallery, template.subject) for template in found]
             gone = [
                 erasures.erase(connection, gallery, "template", owner, template.id)
@@ -177,7 +162,7 @@ class TemplateStore(ErasingStore):
         with self._database.change(gallery) as connection:
             source = read_subject(connection, gallery, subject_id)
             target = read_subject(connection, gallery, to)
-            template_pk = _read_row(connection, source, template_id).pk
+            template_pk = _read_one(connection, gallery, subject_id, template_id).pk
             moving = templates.update().where(templates.c.pk == template_pk)
             connection.execute(moving.values(subject_pk=target.pk, moved=True))
             connection.execute(idempotency.delete().where(idempotency.c.subject_pk == source.pk))
@@ -325,13 +310,17 @@ def insert_templates(connection: Connection, gallery: Gallery, new: Sequence[tup
     bulk_rows.insert(connection, crops, ("template_pk", "sealed"), kept_crops)
 
 
-def _read_with_subjects(
+def _read(
     connection: Connection,
     gallery: Gallery,
     chosen: sa.ColumnElement[bool],
-    offset: int | None = None,
+    subject_id: str | None = None,
     limit: int | None = None,
+    offset: int | None = None,
 ) -> list[Template]:
+    """Return the chosen templates of a subject, or of all. Raises SubjectNotFoundError."""
+    if subject_id is not None:
+        chosen &= templates.c.subject_pk == read_subject(connection, gallery, subject_id).pk
     query = (
         sa.select(templates, subjects.c.sealed)
         .join(subjects, subjects.c.pk == templates.c.subject_pk)
@@ -340,8 +329,19 @@ def _read_with_subjects(
         .offset(offset)
         .limit(limit)
     )
-    rows = connection.execute(query).all()
-    return [_template_of(row, open_subject(gallery.seal, row.sealed).id) for row in rows]
+    named = ((row, open_subject(gallery.seal, row.sealed).id) for row in connection.execute(query))
+    return [Template.model_validate({**row._mapping, "subject": subject}) for row, subject in named]
+
+
+def _read_one(connection: Connection, gallery: Gallery, subject_id: str | None, template_id: str) -> Template:
+    """Raises SubjectNotFoundError, template_not_found."""
+    for found in _read(connection, gallery, templates.c.id == template_id, subject_id):
+        return found
+    raise _not_found(template_id)
+
+
+def _not_found(template_id: str) -> KithError:
+    return NotFoundError("template", f"no such template: {template_id!r}")
 
 
 def _insert_answer(connection: Connection, gallery: Gallery, subject_id: str, keyed: IdempotentResponse) -> None:
@@ -365,20 +365,3 @@ def _read_answer(connection: Connection, gallery: Gallery, key: str, digest: str
     if row.digest != gallery.seal.pseudonym(DIGEST, digest):
         raise RefusedError("idempotency_conflict", f"the key {key!r} was used for another request")
     return gallery.seal.open(row.sealed, ANSWER).decode()
-
-
-def _read_row(connection: Connection, subject: Subject, template_id: str) -> sa.Row[Any]:
-    """Raises template_not_found."""
-    own = (templates.c.subject_pk == subject.pk) & (templates.c.id == template_id)
-    row = connection.execute(sa.select(templates).where(own)).first()
-    if row is None:
-        raise _not_found(subject, template_id)
-    return row
-
-
-def _not_found(subject: Subject, template_id: str) -> KithError:
-    return NotFoundError("template", f"there is no template {template_id!r} of subject {subject.id!r}")
-
-
-def _template_of(row: sa.Row[Any], subject_id: str) -> Template:
-    return Template.model_validate({**row._mapping, "subject": subject_id})
