@@ -1,4 +1,4 @@
-"""Reads and writes of thousands of rows. Callers assign the keys."""
+"""Writes of thousands of rows, whose keys callers assign, and of rows that may exist."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import chain, islice
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 SQLITE_CACHE_KIB: Final = 65_536
@@ -64,6 +65,13 @@ def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows
     rest = iter(rows)
     while some := list(islice(rest, ROWS_PER_STATEMENT)):
         connection.exec_driver_sql(start + ", ".join([row] * len(some)), tuple(chain.from_iterable(some)))
+
+
+def insert_missing(connection: Connection, table: sa.Table, **values: Any) -> bool:
+    """Insert a row unless there is one with its key; return whether it was inserted."""
+    insert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
+    new = insert.values(**values).on_conflict_do_nothing().returning(*table.primary_key)
+    return connection.execute(new).first() is not None
 
 
 @contextmanager

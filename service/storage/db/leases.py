@@ -11,6 +11,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from service.core.errors import StorageError
+from service.storage.db.bulk_rows import insert_missing
 from service.storage.db.engine import Database
 from service.storage.db.tables import leases
 
@@ -53,16 +54,10 @@ class Lease:
         free = (leases.c.until < now) | (leases.c.until > furthest)
         mine = (leases.c.name == self._name) & ((leases.c.owner == self._owner) | free)
         taken = {"owner": self._owner, "until": now + lasting}
-        try:
-            with self._database.write(_CONFLICT) as connection:
-                if row is None:
-                    connection.execute(leases.insert().values(name=self._name, **taken))
-                    return True
-                return connection.execute(leases.update().where(mine).values(**taken)).rowcount == 1
-        except StorageError as error:
-            if error is _CONFLICT:  # another process inserted the first lease
-                return False
-            raise
+        with self._database.write(_CONFLICT) as connection:
+            if row is None:
+                return insert_missing(connection, leases, name=self._name, **taken)
+            return connection.execute(leases.update().where(mine).values(**taken)).rowcount == 1
 
     def release(self) -> None:
         """Release the lease, if it was held; without a database it expires."""

@@ -10,9 +10,10 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.core.errors import StorageBusyError, StorageError
+from service.core.errors import StorageError
 from service.domain.events import GIVE_UP_AFTER, EventFilter, Position
 from service.storage.audit.log import note
+from service.storage.db.bulk_rows import insert_missing
 from service.storage.db.engine import Database
 from service.storage.db.tables import events, receivers
 from service.storage.events.outbox import (
@@ -36,7 +37,6 @@ MAX_KEPT: Final = 100_000
 USED: Final = timedelta(hours=1)
 """Time between records that a built-in receiver is used."""
 _CONFLICT: Final = StorageError("a constraint of the receivers was violated")
-_CREATED: Final = StorageBusyError("another process created the receiver at the same time")
 log = logging.getLogger(__name__)
 
 
@@ -53,16 +53,12 @@ class ReceiverStore:
             used = connection.execute(sa.select(receivers.c.used_at).where(receivers.c.id == receiver)).scalar()
         if used is not None and abs(now - used) < USED:
             return
-        try:
-            with self._database.write(_CREATED) as connection:
-                again = receivers.update().where(receivers.c.id == receiver).values(used_at=now)
-                if connection.execute(again).rowcount == 0:
-                    webhook = Webhook(0, receiver, None, "", "", EventFilter(), now)
-                    insert_receiver(self._database, connection, webhook)
+        with self._database.write(_CONFLICT) as connection:
+            again = receivers.update().where(receivers.c.id == receiver).values(used_at=now)
+            if connection.execute(again).rowcount == 0:
+                webhook = Webhook(0, receiver, None, "", "", EventFilter(), now)
+                if insert_receiver(self._database, connection, webhook):  # no other process was faster
                     note(self._database.vault, connection, "webhook_created", webhook=receiver)
-        except StorageBusyError as error:
-            if error is not _CREATED:
-                raise
 
     def waiting(self) -> Sequence[Webhook]:
         """Return the webhooks with events after their places, but those that are switched off."""
@@ -130,17 +126,16 @@ class ReceiverStore:
                 connection.execute(events.delete().where(doomed))
 
 
-def insert_receiver(database: Database, connection: Connection, webhook: Webhook) -> int:
-    """Insert a receiver at the end of the log, and return its row key."""
-    row = {
+def insert_receiver(database: Database, connection: Connection, webhook: Webhook) -> bool:
+    """Insert a receiver at the end of the log, unless there is one with its id."""
+    row: dict[str, Any] = {
         "id": webhook.id,
         "sealed": seal_webhook(webhook_seal(connection, database.vault), webhook),
         "used_at": webhook.created_at,
         "created_at": webhook.created_at,
         **end_of_log(connection)._asdict(),
     }
-    pk: int = connection.execute(receivers.insert().values(**row).returning(receivers.c.pk)).scalar_one()
-    return pk
+    return insert_missing(connection, receivers, **row)
 
 
 def _doomed(connection: Connection, rows: Sequence[sa.Row[Any]], now: datetime | None) -> sa.ColumnElement[bool]:

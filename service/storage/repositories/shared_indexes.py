@@ -22,11 +22,11 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from service.core.errors import StorageBusyError
 from service.domain.gallery import Gallery, LogTrimmedError, Snapshot
+from service.storage.db.bulk_rows import insert_missing
 from service.storage.db.engine import Database, deleted_meanwhile
 from service.storage.db.tables import galleries, generations, index_states, last_change, subjects, templates
 from service.storage.repositories.change_log import read_changes, read_snapshot
@@ -159,10 +159,9 @@ class Turn:
 
 
 def _lock_row(connection: Connection, gallery: Gallery, engine: str) -> bool:
-    insert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(index_states)
     new: dict[str, Any] = {"gallery_pk": gallery.pk, "generation": gallery.generation, "engine": engine}
     new |= {"sequence": _position(connection, gallery, engine).last, "scanned": 0, "updated_at": datetime.now(UTC)}
-    connection.execute(insert.values(**new).on_conflict_do_nothing())
+    insert_missing(connection, index_states, **new)
     # Waits for the end of the turn of a node whose row the insertion found.
     row = sa.select(index_states.c.sequence).where(_is(gallery, engine)).with_for_update()
     return connection.execute(row).first() is not None

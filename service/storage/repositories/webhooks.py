@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -42,12 +41,11 @@ class WebhookStore:
             if count >= MAX_WEBHOOKS:
                 raise LimitReachedError("too_many_webhooks", f"there are {count} webhooks, the limit")
             webhook = Webhook(0, uuid.uuid4().hex, name, url, new_secret(), chosen, datetime.now(UTC))
-            pk = insert_receiver(self._database, connection, webhook)
-            galleries = None if chosen.galleries is None else sorted(chosen.galleries)
-            types = None if chosen.types is None else sorted(chosen.types)
-            about: dict[str, Any] = {"webhook": webhook.id, "types": types, "galleries": galleries}
+            insert_receiver(self._database, connection, webhook)
+            wanted = chosen.document()
+            about: dict[str, Any] = {"webhook": webhook.id, **{name: wanted[name] for name in ("types", "galleries")}}
             note(self._database.vault, connection, "webhook_created", **about)
-        return replace(webhook, pk=pk)
+        return webhook
 
     def list_all(self) -> Sequence[Webhook]:
         """Return all webhooks, oldest first."""

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.dml import UpdateBase
 
 from service.core.errors import GalleryNotFoundError, MasterKeyError, StorageDamagedError, StorageError
+from service.domain.events import EventFilter
 from service.domain.gallery import GallerySettings
 from service.security.master_keys import GivenKeys, MasterKeys
 from service.security.sealing import SealBrokenError, new_key
@@ -45,6 +46,7 @@ def test_a_lost_key_costs_its_gallery_alone(
         store.jobs.finish(claimed(database, gallery, "import"), "failed", {"code": "invalid_image"})
     for name in ("lost", "sound"):
         store.jobs.create(store.galleries.get(name), "import", {})
+    store.webhooks.create("https://receiver.example", None, EventFilter())
     with database.write(StorageError("unforeseen")) as connection:
         connection.execute(loss(data_keys.c.gallery_pk == store.galleries.get("lost").pk))
     new = GivenKeys(new_key().hex(), "the rotation")
