@@ -38,7 +38,7 @@ def is_public(address: Address) -> bool:
     """Return whether an address is globally reachable unicast."""
     if isinstance(address, IPv6Address) and (address.scope_id is not None or address not in GLOBAL_V6):
         return False
-    is_unicast = address.is_global and not (address.is_multicast or address.is_reserved)
+    is_unicast = address.is_global and not address.is_multicast
     return is_unicast and not any(address in network for network in REFUSED)
 
 

@@ -12,6 +12,8 @@ from service.core.errors import GalleryMovedError, RiskUncalibratedError
 from service.domain.gallery import Gallery
 from service.risk import risk_report
 from service.risk.threshold import thresholds_for
+from service.storage.audit.log import AuditFilter, listed_lines
+from service.storage.repositories.evidence import THRESHOLD_MOVED
 from service.usecases.backend import Backend
 
 
@@ -85,8 +87,8 @@ def _most_resembled(levels: Levels | None) -> MostResembledOut | None:
 
 
 def _last_move(backend: Backend, gallery: Gallery) -> MoveOut | None:
-    details = backend.store.evidence.last_move(gallery)
-    if "reason" not in details:
-        return None  # none, or one of an earlier release
-    before, after = ((details.get(when) or {}).get("threshold") for when in ("before", "after"))
-    return MoveOut(before=before, after=after, reason=details["reason"])
+    moved = AuditFilter(gallery.pk, event=THRESHOLD_MOVED)
+    for line in listed_lines(backend.store.database, moved, None, limit=1):
+        before, after = ((line.details.get(when) or {}).get("threshold") for when in ("before", "after"))
+        return MoveOut(before=before, after=after, reason=line.details["reason"])
+    return None

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from kith import FileStream, Kith, KithClientError
 from kith.wire.jobs import JobOut
-from kith.wire.transfer import GalleryFileItem
+from kith.wire.transfer import GalleryFileHeader, GalleryFileItem
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.atomic_files import atomic_write
@@ -168,7 +168,7 @@ def _block(number: int) -> list[str]:
 
 def import_blocks(url: str, _path: Path, pipe: Pipe) -> None:
     database = open_database(url)
-    taking = Import(BulkStore(database), Store(database).galleries.get("g"))
+    taking = Import(BulkStore(database), Store(database).galleries.get("g"), GalleryFileHeader("f" * 32, DIMENSION))
     for number in range(BLOCKS):
         rows = []
         for place, template in enumerate(_block(number), start=1):

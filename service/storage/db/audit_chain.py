@@ -83,7 +83,7 @@ def walk(vault: Vault, connection: Connection) -> Report:
     """Verify all lines. Raises MasterKeyError, StorageDamagedError."""
     secret, sound, ends = _ends(vault, connection, HEAD)
     report, number, last = Report(ends["pruned"]), ends["pruned"], ends["before"]
-    for row in connection.execute(RAW[connection.dialect.name].execution_options(yield_per=2000)):
+    for row in connection.execute(RAW.execution_options(yield_per=2000)):
         report.lines += 1
         if row.number <= number:
             report.faults.append(Fault("inserted", row.number, row.number))
@@ -110,8 +110,8 @@ def text_of(line: Mapping[str, Any]) -> str:
 def _read(row: Any) -> str:
     """Return the text of a stored line; "" if it cannot be read."""
     try:
-        at = row.at if isinstance(row.at, datetime) else datetime.fromisoformat(row.at)
-        return text_of({**row._mapping, "at": at, "details": json.loads(row.details)})
+        read = {"at": datetime.fromisoformat(row.at), "details": json.loads(row.details)}
+        return text_of({**row._mapping, **read})
     except (TypeError, ValueError):
         return ""
 
@@ -149,10 +149,6 @@ SIGN: Final = audit_head.update()
 OLDEST: Final = sa.select(audit.c.number, audit.c.hash, audit.c.at).order_by(audit.c.number).limit(PRUNED_LINES)
 TEXTS: Final = ("event", "outcome", "actor", "request_id", "gallery", "subject")
 SIGNED: Final = ("number", "at", *TEXTS, "details")
-RAW: Final = {
-    # SQLite stores any text as a time.
-    name: sa.select(
-        audit.c.number, at.label("at"), *audit.c[TEXTS], sa.cast(audit.c.details, sa.Text), audit.c.hash
-    ).order_by(audit.c.number)
-    for name, at in (("sqlite", sa.type_coerce(audit.c.at, sa.Text)), ("postgresql", audit.c.at))
-}
+# As text: SQLite stores any text as a time, and as JSON.
+AS_TEXT: Final = [sa.cast(column, sa.Text).label(column.name) for column in (audit.c.at, audit.c.details)]
+RAW: Final = sa.select(audit.c.number, *audit.c[TEXTS], *AS_TEXT, audit.c.hash).order_by(audit.c.number)

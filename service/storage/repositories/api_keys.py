@@ -57,7 +57,7 @@ class KeyStore:
         with self._database.read() as connection:
             version = connection.execute(VERSION).scalar()
             secret = self._secret(connection)
-            keys = [_key(row, secret) for row in connection.execute(sa.select(api_keys))]
+            keys = all_keys(connection, self._database.vault)
         for key in keys:
             if key.altered:
                 log.error("API key %s was altered in the database and is rejected. Revoke it.", key.id)
@@ -69,16 +69,11 @@ class KeyStore:
         self, ended: bool = True, after: int | None = None, limit: int | None = None
     ) -> list[tuple[int, ApiKey]]:
         """Return row keys and API keys, oldest first: ``limit`` after a row key. ``ended``: also ended ones."""
-        query = sa.select(api_keys).order_by(api_keys.c.pk).limit(limit)
-        if after is not None:
-            query = query.where(api_keys.c.pk > after)
-        if not ended:
-            now, query = _now(), query.where(~api_keys.c.revoked)
-            for at in (api_keys.c.revoked_at, api_keys.c.expires_at):
-                query = query.where(at.is_(None) | (at > now))
+        query, now = sa.select(api_keys).where(api_keys.c.pk > (after or 0)).order_by(api_keys.c.pk), _now()
         with self._database.read() as connection:
             secret = self._secret(connection)
-            return [(row.pk, _key(row, secret)) for row in connection.execute(query)]
+            found = [(row.pk, _key(row, secret)) for row in connection.execute(query)]
+        return [one for one in found if ended or one[1].state(now) not in ("revoked", "expired")][:limit]
 
     def gallery_names(self) -> set[str]:
         """Return the names of all galleries. A key may also name galleries that do not exist."""

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from service.core.errors import GalleryMovedError, GalleryNotFoundError
 from service.domain.gallery import Gallery, LogTrimmedError, Snapshot
 from service.storage.db.engine import Database, deleted_meanwhile
-from service.storage.db.tables import OF_PERSON, changes, galleries, index_states, templates, vectors
+from service.storage.db.tables import OF_PERSON, changes, galleries, index_states, last_change, templates, vectors
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows, gallery_value, update_gallery
 
 ROWS_PER_READ: Final = 4096
@@ -39,8 +39,7 @@ class ChangeLog:
     def snapshot(self, gallery: Gallery, of_people: bool = False) -> Snapshot:
         """Return all templates, or those of people only, without outsiders, with the log's last sequence number."""
         with self._database.read() as connection:
-            last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk)
-            sequence = connection.execute(last).scalar() or gallery_value(connection, gallery.pk, galleries.c.log_floor)
+            sequence = gallery_value(connection, gallery.pk, last_change())
             return read_snapshot(connection, gallery, sequence or 0, OF_PERSON if of_people else None)
 
     def changed_subjects(self, gallery: Gallery, sequence: int, limit: int) -> tuple[set[int], Snapshot, bool]:

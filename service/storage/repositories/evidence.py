@@ -12,7 +12,7 @@ from service.domain.events import Event
 from service.domain.gallery import Gallery, StoredEvidence
 from service.storage.audit.log import note
 from service.storage.db.engine import Database
-from service.storage.db.tables import audit, evidence
+from service.storage.db.tables import evidence
 
 THRESHOLD_MOVED: Final = "threshold_moved"
 
@@ -49,12 +49,6 @@ class EvidenceStore:
             if moved is not None:
                 event = Event(THRESHOLD_MOVED, moved)
                 note(self._database.vault, connection, THRESHOLD_MOVED, gallery, published=[event], **moved)
-
-    def last_move(self, gallery: Gallery) -> dict[str, Any]:
-        """Return the details of the gallery's latest audit line of a moved threshold, empty without one."""
-        own = sa.select(audit.c.details).where(audit.c.gallery_pk == gallery.pk, audit.c.event == THRESHOLD_MOVED)
-        with self._database.read() as connection:
-            return connection.execute(own.order_by(audit.c.number.desc()).limit(1)).scalar() or {}
 
 
 def _evidence_of(gallery: Gallery) -> sa.ColumnElement[bool]:

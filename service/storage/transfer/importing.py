@@ -33,10 +33,9 @@ def check_header(header: GalleryFileHeader, gallery: str, fingerprint: str, dime
 class Import:
     """Import into a gallery, one transaction per block. To resume it, import the same items again."""
 
-    def __init__(self, store: BulkStore, gallery: Gallery, header: GalleryFileHeader | None = None) -> None:
+    def __init__(self, store: BulkStore, gallery: Gallery, header: GalleryFileHeader) -> None:
         """Raises RecognizerMismatchError, import_invalid."""
-        if header is not None:
-            check_header(header, gallery.name, gallery.fingerprint, gallery.dimension)
+        check_header(header, gallery.name, gallery.fingerprint, gallery.dimension)
         none = dict.fromkeys(ImportOut.model_fields, 0)
         self.report = ImportOut.model_validate({**none, "gallery": gallery.name, "refusals": []})
         self._store = store
@@ -50,8 +49,6 @@ class Import:
     def end(self) -> None:
         """Check the counts after the last block. Raises import_invalid if the header counts more items."""
         header = self._header
-        if header is None:
-            return
         if self._templates < (header.template_count or 0) or self._subjects < (header.subject_count or 0):
             raise InvalidDataError(
                 "import",

@@ -47,13 +47,6 @@ def test_networks_with_a_special_purpose_are_not_public(data: st.DataObject) -> 
     assert not is_public(data.draw(st.ip_addresses(network=network)))
 
 
-@given(st.ip_addresses())
-def test_public_addresses_are_global_in_the_standard_library(address: IPv4Address | IPv6Address) -> None:
-    if is_public(address):
-        assert address.is_global
-        assert not (address.is_multicast or address.is_private or address.is_reserved or address.is_unspecified)
-
-
 @given(st.ip_addresses(v=4))
 @example(IPv4Address("8.8.8.8"))
 def test_an_ipv4_address_within_an_ipv6_address_is_never_public(address: IPv4Address) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import base64
 import fcntl
 import os
-import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from threading import Timer
 
 import pytest
 from typer.testing import CliRunner
@@ -31,7 +29,6 @@ from service.settings import Settings, load_settings
 from service.storage.privacy.backup import back_up
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.store import Store
-from tests.databases import open_database
 
 KEY = b"k" * 32
 Run = Callable[..., str]
@@ -155,19 +152,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(MasterKeyError, match=r"cannot be written.*No space left"):
             start(in_folder(tmp_path))
     assert [file.name for file in tmp_path.iterdir() if "key" in file.name] == []
-
-
-def test_a_start_waits_for_a_concurrent_creation_of_the_database(tmp_path: Path) -> None:
-    # SQLite reports busy at once, without its timeout, to a process that changes the mode of a file while another
-    # writes to it before WAL mode.
-    file = tmp_path / "kith.db"
-    with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        done = Timer(0.3, lambda: other.execute("COMMIT"))
-        done.start()
-        open_database(f"sqlite:///{file}").close()
-        done.join()
-        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_keys_added_concurrently_are_all_stored(tmp_path: Path) -> None:

@@ -51,18 +51,17 @@ HEADER = GalleryFileHeader(FINGERPRINT, DIMENSION)
 class Place:
     """Database with one gallery."""
 
-    def __init__(self, url: str, dimension: int = DIMENSION) -> None:
+    def __init__(self, url: str) -> None:
         self.database = open_database(url)
         self.store, self.bulk = Store(self.database), BulkStore(self.database)
-        self._dimension = dimension
         self.gallery = self.another("g")
 
     def another(self, name: str, keep_crops: bool = False) -> Gallery:
         settings = GallerySettings(keep_crops=keep_crops)
-        return self.store.galleries.create(name, FINGERPRINT, self._dimension, settings)
+        return self.store.galleries.create(name, FINGERPRINT, DIMENSION, settings)
 
     def take(self, file: bytes, gallery: Gallery | None = None) -> ImportOut:
-        taking = Import(self.bulk, gallery or self.gallery)
+        taking = Import(self.bulk, gallery or self.gallery, HEADER)
         lines = ndjson.Lines(HEADER)
         for start in range(0, len(file), 1000):
             for block in lines.feed(file[start : start + 1000]):
@@ -260,7 +259,7 @@ def test_memory_does_not_grow_with_the_file(place: Place) -> None:
     long, lines = line("a", [1.0] * 8, metadata={"x": "y" * 5_000_000}), ndjson.Lines(HEADER)
     assert [len(block) for _ in range(30) for block in lines.feed(long)] == [13, 13]
     assert [len(block) for block in lines.end()] == [4]
-    taking, held = Import(place.bulk, place.gallery), list[int]()
+    taking, held = Import(place.bulk, place.gallery, HEADER), list[int]()
     tracemalloc.start()
     for first in range(0, 6000, 500):
         rows = [line(f"s{n}", np.ones(8 - n % 2), name=f"Name {n}") for n in range(first, first + 500)]
