@@ -83,8 +83,7 @@ export function personField(label, signal, { onPick } = {}) {
 
   /** The people who match the text, at most PROPOSED; none if the text cannot be searched for. */
   async function search(text, until) {
-    const query = { limit: PROPOSED, q: text || null };
-    const options = { query, signal: until, most: text ? PROPOSED : 1 };
+    const options = { query: { limit: PROPOSED, q: text || null }, signal: until, most: PROPOSED };
     return await all(`${galleryPath(gallery)}/subjects`, options).catch((error) => {
       if (error.code !== "forbidden" && error.code !== "invalid_request") throw error;
       return [];

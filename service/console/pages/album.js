@@ -240,11 +240,14 @@ class Groups {
     const photos = new Map(group.faces.map((one) => [one.id, one.photo]));
     card.refused =
       answer.refused.length > 0 &&
-      h("details.details", { open: true }, [
-        h("summary", "Refused faces"),
-        refusalList(answer.refused.map(({ face, problem }) => [photos.get(face) ?? "Face", problem])),
-        button("Enroll them anyway", () => this.anyway(card, person), { kind: "danger" }),
-      ]);
+      folded(
+        "Refused faces",
+        [
+          refusalList(answer.refused.map(({ face, problem }) => [photos.get(face) ?? "Face", problem])),
+          button("Enroll them anyway", () => this.anyway(card, person), { kind: "danger" }),
+        ],
+        { open: true },
+      );
     const { data } = await call("GET", `${this.own(card)}/faces`, { query: { limit: 8 }, signal: this.signal });
     const whose = enrolled > 0 && { subject: person.id, name: person.name };
     this.update(card, { ...group, ...whose, faces: data, face_count: answer.remaining_count });

@@ -97,5 +97,5 @@ function particulars(details) {
   const said = Object.entries(details).map(([name, value]) => `${name}: ${JSON.stringify(value)}`);
   const text = said.join(", ");
   if (text.length <= SHORT) return h("code", text);
-  return h("details", [h("summary", Object.keys(details).join(", ")), h("pre", JSON.stringify(details, null, 1))]);
+  return folded(Object.keys(details).join(", "), h("pre", JSON.stringify(details, null, 1)));
 }

@@ -48,7 +48,7 @@ function card(gallery, signal) {
     h("h2.name", h("a", { href: at }, gallery.name)),
     h("p.figures", [h("strong", counted(gallery.subject_count, "person", "people")), `, ${photos}`]),
     named(gallery, signal),
-    h("p.hint", `Accepts ${riskInWords(gallery.risk)}.`),
+    h("p.hint", `Risk: ${riskInWords(gallery.risk)}.`),
     h("div.actions", [
       linkButton("Enroll", enrollPage(gallery.name), { icon: "enroll", small: true }),
       linkButton("Settings", `${at}/settings`, { kind: "quiet", icon: "edit", small: true }),

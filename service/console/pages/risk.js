@@ -7,7 +7,7 @@ import { counted, everySo, inHundred, oneIn, STOPS, when, whole } from "../numbe
 import { galleryHeading } from "../reports.js";
 import { read, write } from "../store.js";
 import { field } from "../forms.js";
-import { button, loading, notice, outcome, table, toast } from "../ui.js";
+import { button, folded, loading, notice, outcome, table, toast } from "../ui.js";
 import { capitalized, riskInWords } from "../words.js";
 
 const SOURCES = {
@@ -228,21 +228,19 @@ function agreement({ observed_count: observed, expected }) {
 }
 
 function asTable(stops) {
-  return h("details.card", [
-    h("summary", "Show as a table"),
-    table(
-      "Thresholds by risk",
-      ["Strangers who get a name", "Threshold", "95 %", "Missed", "Ten times the people", ""],
-      stops.map(({ fpir, today, grown }) => [
-        oneIn(fpir),
-        today.threshold.toFixed(4),
-        `${today.low.toFixed(4)} to ${Math.min(1, today.high).toFixed(4)}`,
-        today.fnir === null ? "not measured" : inHundred(today.fnir),
-        grown.threshold > 1 ? "unreachable" : grown.threshold.toFixed(4),
-        today.extrapolated ? "extrapolated" : "",
-      ]),
-    ),
-  ]);
+  const rows = table(
+    "Thresholds by risk",
+    ["Strangers who get a name", "Threshold", "95 %", "Missed", "Ten times the people", ""],
+    stops.map(({ fpir, today, grown }) => [
+      oneIn(fpir),
+      today.threshold.toFixed(4),
+      `${today.low.toFixed(4)} to ${Math.min(1, today.high).toFixed(4)}`,
+      today.fnir === null ? "not measured" : inHundred(today.fnir),
+      grown.threshold > 1 ? "unreachable" : grown.threshold.toFixed(4),
+      today.extrapolated ? "extrapolated" : "",
+    ]),
+  );
+  return folded("Show as a table", rows, { class: "details card" });
 }
 
 const few = (subjects) =>
