@@ -65,10 +65,7 @@ def webcam(tmp_path_factory: pytest.TempPathFactory, astronaut: Pixels) -> Path:
 
 @pytest.fixture(scope="session")
 def browser(webcam: Path) -> Iterator[Browser]:
-    path = executable()
-    if path is None:
-        pytest.skip(MISSING)
-    with chromium(path, webcam) as opened:
+    with chromium(executable() or pytest.skip(MISSING), webcam) as opened:
         yield opened
 
 

@@ -29,7 +29,6 @@ from tests.browser.conftest import DESK, PHONE, started
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "images"
 SDIST: Final = "face_recognition==1.3.0 --hash=sha256:5e5efdd1686aa566af0d3cc1313b131e4b197657a8ffd03669e6d3fad92705ec"
 INSIDE: Final = Path("face_recognition-1.3.0", "tests", "test_images")
-COLORS: Final = 128
 PEOPLE: Final = {"collins": "Eileen Collins", "obama": "Barack Obama", "biden": "Joe Biden"}
 
 
@@ -101,8 +100,7 @@ def take(browser: Browser, url: str, name: str, folder: Path) -> None:
         expect(page.locator(".waiting, .spinner")).to_have_count(0)
         path = FOLDER / f"console-{name}.png"
         with Image.open(io.BytesIO(page.screenshot())) as image:
-            image.convert("RGB").quantize(COLORS, Image.Quantize.MEDIANCUT).save(path, optimize=True)
-        print(f"{path.name}: {path.stat().st_size // 1000} kB")
+            image.convert("RGB").quantize(128, Image.Quantize.MEDIANCUT).save(path, optimize=True)
 
 
 def act(page: Page, name: str) -> None:

@@ -60,11 +60,10 @@ def test_axe_finds_no_fault_in_either_theme_and_nothing_is_too_wide(visit: Opene
             row = page.get_by_role("row").filter(has_text=LONG).bounding_box()
             assert row and row["height"] < 60  # one line
             assert page.get_by_role("region", name="People").evaluate("(one) => one.scrollWidth - one.clientWidth") == 0
-        if name == "no such gallery":
-            expect(page.get_by_role("button", name="Try again")).to_have_count(0)
+        if name.startswith("no such"):
+            expect(page.get_by_role("main").get_by_role("button")).to_have_count(0)
         if name == "no such album":
             expect(page.get_by_role("heading", name="This album is gone")).to_be_visible()
-            expect(page.get_by_role("button", name="Delete the album")).to_have_count(0)
         if name == "risk":
             page.set_viewport_size({"width": 360, "height": 800})
             page.wait_for_function(  # the chart is drawn again

@@ -54,7 +54,6 @@ def test_the_first_day(visit: Opener, kith: Kith, photos: Photos) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Ada Lovelace", level=1)).to_be_visible()
     assert kith.gallery("family").risk == {"fpir": 0.0001}
-    assert [subject.name for subject in kith.subjects("family")] == ["Ada Lovelace"]
 
 
 def choose_by_keys(page: Page, file: Path) -> None:
@@ -118,6 +117,7 @@ def test_strangers_get_names(visit: Opener, kith: Kith, photos: Photos) -> None:
     page.get_by_role("button", name="Forget all", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Forget all").click()
     expect(page.get_by_text("No strangers yet.")).to_be_visible()
+    expect(page.get_by_role("button", name="Forget all")).to_have_count(0)
 
 
 def test_a_photo_is_dropped_pasted_and_taken(visit: Opener, kith: Kith, photos: Photos) -> None:
@@ -129,7 +129,8 @@ def test_a_photo_is_dropped_pasted_and_taken(visit: Opener, kith: Kith, photos: 
     expect(first_face(page).get_by_role("link", name="Tom")).to_be_visible()
     page.evaluate(
         """(clipboardData) => {
-          document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
+          (window.paste = () =>
+            document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true })))();
           const devices = navigator.mediaDevices, ask = devices.getUserMedia.bind(devices);
           devices.getUserMedia = async (wanted) => (window.stream = await ask(wanted));
         }""",
@@ -147,8 +148,10 @@ def test_a_photo_is_dropped_pasted_and_taken(visit: Opener, kith: Kith, photos: 
     page.get_by_role("button", name="Use the camera").click()
     expect(shutter).to_be_enabled()
     assert faults(page) == []
+    page.evaluate("paste()")  # not into a dialog
     shutter.click()
     expect(first_face(page).get_by_role("link", name="Ada Lovelace")).to_be_visible()
+    expect(page.get_by_role("button", name="Photo 2")).to_have_count(0)
 
     page = visit()
     page.get_by_role("button", name="Use the camera").click()
@@ -238,6 +241,9 @@ def test_a_double_is_refused_insisted_on_noticed_and_merged(visit: Opener, kith:
     improbable.get_by_text("They are one person", exact=True).click()
     expect(improbable.get_by_role("button", name="Keep")).to_have_count(2)
     finding.get_by_role("button", name="They are two people").click()
+    page.get_by_role("button", name="Undo").click()
+    page.reload()
+    finding.get_by_role("button", name="They are two people").click()
     page.reload()
     expect(page.get_by_text("dismissed.")).to_be_visible()
     expect(finding).to_have_count(0)
@@ -289,9 +295,11 @@ def test_a_person_is_edited_moved_and_deleted_with_a_receipt(visit: Opener, kith
 
     page.get_by_role("button", name="Move", exact=True).click()
     dialog = page.get_by_role("dialog", name="Move this photo")
-    dialog.get_by_label("Person", exact=True).fill("Ada Lovelace")
-    assert faults(page) == []
-    dialog.get_by_role("button", name="Move", exact=True).click()
+    for name in ("countess", "Ada Lovelace"):
+        dialog.get_by_label("Person", exact=True).fill(name)
+        assert faults(page) == []
+        dialog.get_by_role("button", name="Move", exact=True).click()
+        expect(page.get_by_text("The photo already belongs")).to_have_count(int(name == "countess"))
     expect(page.get_by_role("heading", name="No photos yet")).to_be_visible()
     page.get_by_role("button", name="Delete the person").click()
     page.get_by_role("dialog", name="Delete <img").get_by_role("button", name="Delete").click()
@@ -380,7 +388,10 @@ def test_settings_are_changed_and_the_gallery_deleted(visit: Opener, kith: Kith,
     (tmp_path / "old.ndjson").write_text(f"{json.dumps(header)}\n{json.dumps(ada)}\n")
     kith.import_gallery("old", tmp_path / "old.ndjson")
     page = visit("/galleries/old/settings")
+    page.evaluate("localStorage.setItem('kith-aside-old', '[]')")
     page.get_by_label("Delete photos after").fill("30")
+    page.get_by_label("How strict").select_option("own")
+    page.get_by_label("One stranger in").fill("5000")
     save, dialog = page.get_by_role("button", name="Save"), page.get_by_role("dialog")
     for answer in ("Cancel", "Delete"):
         assert kith.gallery("old").retention_days is None
@@ -389,7 +400,7 @@ def test_settings_are_changed_and_the_gallery_deleted(visit: Opener, kith: Kith,
         dialog.get_by_role("button", name=answer).click()
         expect(dialog).to_have_count(0)
     expect(page.get_by_text("Saved.")).to_be_visible()
-    assert kith.gallery("old").retention_days == 30
+    assert (kith.gallery("old").retention_days, kith.gallery("old").risk) == (30, {"fpir": 0.0002})
     page.get_by_text("Advanced").click()
     factor = page.get_by_label("Review factor")
     factor.fill("0")
@@ -406,10 +417,5 @@ def test_settings_are_changed_and_the_gallery_deleted(visit: Opener, kith: Kith,
     assert faults(page) == []
     sure.click()
     page.get_by_role("link", name="Back to galleries").click()
+    assert page.evaluate("localStorage.getItem('kith-aside-old')") is None
     expect(page.get_by_role("heading", name="No gallery yet")).to_be_visible()
-    make = page.get_by_role("button", name="New gallery").last
-    make.focus()
-    for _ in range(2):
-        with page.expect_response("**/v1/galleries"):
-            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-    expect(make).to_be_focused()

@@ -116,6 +116,8 @@ def test_a_webhook_is_tested_seen_failing_and_deleted(visit: Opener, populated: 
     expect(page.get_by_text("working")).to_be_visible()
     page.get_by_role("button", name="Send a test").click()
     expect(page.get_by_text("accepted the test")).to_be_visible()
+    page.wait_for_timeout(2000)  # the list is renewed, and keeps what is focused
+    expect(page.get_by_role("button", name="Send a test")).to_be_focused()
     hooks[0] |= {**failing, "waiting_count": 2}
     page.get_by_role("button", name="Refresh").click()
     expect(page.get_by_text("the receiver returned status 404 · 2 events after its position")).to_be_visible()
