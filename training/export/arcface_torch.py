@@ -131,14 +131,12 @@ def _iresnet_modules(backbone: nn.Module) -> Iterator[tuple[str, str]]:
 
 def _mobilefacenet_modules() -> Iterator[tuple[str, str]]:
     yield from ((f"stem.{i}.{j}", f"layers.{i}.layers.{j}") for i in range(2) for j in range(3))
-    places = [place for layer, others in MBF_STAGES for place in (f"layers.{layer}", *_group(layer + 1, others))]
+    places = []
+    for layer, others in MBF_STAGES:
+        places += [f"layers.{layer}", *(f"layers.{layer + 1}.layers.{i}" for i in range(others))]
     for i, theirs in enumerate(places):
         yield from ((f"body.{i}.body.{j}.{k}", f"{theirs}.layers.{j}.layers.{k}") for j in range(2) for k in range(3))
         yield from ((f"body.{i}.body.{j + 2}", f"{theirs}.layers.2.layers.{j}") for j in range(2))
     yield from ((f"body.{len(places)}.{j}", f"conv_sep.layers.{j}") for j in range(3))
     yield from ((f"head.{j}", f"features.layers.0.layers.{j}") for j in range(2))
     yield from (("head.3", "features.layers.2"), ("head.4", "features.layers.3"))
-
-
-def _group(layer: int, blocks: int) -> list[str]:
-    return [f"layers.{layer}.layers.{i}" for i in range(blocks)]
