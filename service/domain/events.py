@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -53,19 +53,10 @@ class EventFilter:
     candidate, in [0, 1]. Decisions without a candidate pass it.
     """
 
-    types: frozenset[EventType] | None = None
-    galleries: frozenset[str] | None = None
-    outcomes: frozenset[str] | None = None
+    types: Collection[EventType] | None = None
+    galleries: Collection[str] | None = None
+    outcomes: Collection[str] | None = None
     min_risk: float | None = None
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> EventFilter:
-        """Return the filter of a document that has lists instead of sets."""
-        sets: Any = {name: frozenset(value) if isinstance(value, list) else value for name, value in given.items()}
-        return cls(**sets)
-
-    def document(self) -> dict[str, Any]:
-        return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(self).items()}
 
     def may_want(self, gallery: str, kind: EventType) -> bool:
         """Return whether an event of this type can pass, whatever its data."""

@@ -188,9 +188,15 @@ def test_an_existing_gallery_is_returned_on_request(kind: Kind, server: str, kit
 
 
 @WITH_BOTH
-def test_a_job_is_awaited(kind: Kind, server: str, kith: Kith, gallery: str) -> None:
-    job, polled = kith.enroll_archive(gallery, Bytes(as_zip({"note.txt": b""}))).id, list[JobOut]()
-    assert ask(kind, server, lambda client: client.wait_for(job, 60, polled.append)) == polled[-1] == kith.job(job)
+def test_a_job_is_awaited(kind: Kind, kith: Kith, gallery: str) -> None:
+    done, polled = kith.wait_for(kith.enroll_archive(gallery, Bytes(as_zip({"note.txt": b""}))).id), list[JobOut]()
+    running = done.model_copy(update={"state": "running"})
+    answers = [Answer(body=job.model_dump_json().encode()) for job in (running, running, done)]
+    with answering(*answers) as script:
+        assert ask(kind, script.url, lambda client: client.wait_for(done.id, 60, polled.append)) == done
+    assert polled == [running, running, done]
+    with answering(answers[0]) as script, pytest.raises(TimeoutError):
+        ask(kind, script.url, lambda client: client.wait_for(done.id, 0.1))
 
 
 def test_all_types_of_a_photo_have_the_same_pixels(astronaut: NDArray[np.uint8], tmp_path: Path) -> None:

@@ -62,8 +62,7 @@ async def follow_events(
     """
     for name in gallery:
         caller.check_gallery(name)
-    galleries = frozenset(gallery) if gallery else caller.rights.galleries
-    chosen = EventFilter(frozenset(type) or None, galleries, frozenset(outcome) or None, min_risk)
+    chosen = EventFilter(type or None, gallery or caller.rights.galleries, outcome or None, min_risk)
     seal = (await backend.threads.run(backend.store.keys.ring)).seal
     # Browsers send an empty header before the first id.
     numbers = open_cursor_numbers(seal, last_event_id or None, len(Position._fields), "Last-Event-ID")

@@ -35,7 +35,7 @@ async def create_webhook(body: JsonBody[WebhookIn], backend: BackendDep) -> Crea
     """Create a webhook for the events from now on. Only this response contains its secret."""
     backend.webhooks.sender.check(body.url)
     create, chosen = backend.store.webhooks.create, body.model_dump(exclude={"url", "name"})
-    return _created(await backend.threads.run(create, body.url, body.name, EventFilter.of(chosen)))
+    return _created(await backend.threads.run(create, body.url, body.name, EventFilter(**chosen)))
 
 
 @routes.get("", dependencies=[ADMIN_ALL])
@@ -85,7 +85,7 @@ def _webhook(webhook: Webhook, waiting: Mapping[int, int]) -> WebhookOut:
         "error": place.error,
         "off": place.is_off,
     }
-    return WebhookOut.model_validate(vars(webhook) | webhook.filter.document() | about)
+    return WebhookOut.model_validate(vars(webhook) | vars(webhook.filter) | about)
 
 
 def _created(webhook: Webhook) -> CreatedWebhookOut:

@@ -100,7 +100,7 @@ def webhook_seal(connection: Connection, vault: Vault) -> Seal:
 
 def seal_webhook(seal: Seal, webhook: Webhook) -> bytes:
     document = {name: getattr(webhook, name) for name in ("id", "name", "url", "secret")}
-    return seal.close_json(document | {"filter": webhook.filter.document()}, PURPOSE)
+    return seal.close_json(document | {"filter": vars(webhook.filter)}, PURPOSE)
 
 
 def _webhook(seal: Seal, row: sa.Row[Any]) -> Webhook | None:
@@ -112,7 +112,7 @@ def _webhook(seal: Seal, row: sa.Row[Any]) -> Webhook | None:
         log.error("webhook %s was altered in the database and receives nothing. Delete it.", row.id)
         return None
     name, url, secret = (opened[key] for key in ("name", "url", "secret"))
-    return Webhook(row.pk, row.id, name, url, secret, EventFilter.of(opened["filter"]), row.created_at, place_of(row))
+    return Webhook(row.pk, row.id, name, url, secret, EventFilter(**opened["filter"]), row.created_at, place_of(row))
 
 
 class Origin(NamedTuple):

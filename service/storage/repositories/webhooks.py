@@ -42,8 +42,7 @@ class WebhookStore:
                 raise LimitReachedError("too_many_webhooks", f"there are {count} webhooks, the limit")
             webhook = Webhook(0, uuid.uuid4().hex, name, url, new_secret(), chosen, datetime.now(UTC))
             insert_receiver(self._database, connection, webhook)
-            wanted = chosen.document()
-            about: dict[str, Any] = {"webhook": webhook.id, **{name: wanted[name] for name in ("types", "galleries")}}
+            about: dict[str, Any] = {"webhook": webhook.id, "types": chosen.types, "galleries": chosen.galleries}
             note(self._database.vault, connection, "webhook_created", **about)
         return webhook
 
