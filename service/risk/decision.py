@@ -119,7 +119,7 @@ def without_known_stranger(
 
 @dataclass(frozen=True)
 class PairSimilarity:
-    """Similarity of two sides, in [-1, 1], and the ``model`` of the risk.
+    """Similarity of two sides, and the ``model`` of the risk.
 
     ``decoy``: the highest similarity of a face to a decoy of the subject; -1 without decoys.
     """
@@ -131,7 +131,7 @@ class PairSimilarity:
 
 def compare_faces(a: Float, b: Float, pack_risk: ImpostorRisk | None) -> PairSimilarity:
     """Compare the (d,) vectors of two faces, with the pack's calibration."""
-    return PairSimilarity(_cosine(np.dot(a, b)), pack_risk)
+    return PairSimilarity(float(np.dot(a, b)), pack_risk)
 
 
 def compare_with_subject(probe: Float, subject: SubjectFaces, model: ImpostorRisk | None) -> PairSimilarity:
@@ -143,12 +143,8 @@ def compare_with_subject(probe: Float, subject: SubjectFaces, model: ImpostorRis
     (fused,) = fuse_similarities(probe[None], subject.vectors, np.zeros(count, np.int64), subject.qualities)[0]
     # In a search the subjects' template counts average out; against a single subject its own count matters.
     model = None if model is None else model.against(count)
-    decoy = -1.0 if subject.decoys is None else _cosine((subject.decoys @ probe).max(initial=-1))
-    return PairSimilarity(_cosine(fused), model, decoy)
-
-
-def _cosine(similarity: float) -> float:
-    return float(np.clip(similarity, -1, 1))
+    decoy = -1.0 if subject.decoys is None else float((subject.decoys @ probe).max(initial=-1))
+    return PairSimilarity(float(fused), model, decoy)
 
 
 def decide_pair(similarity: float, thresholds: Thresholds, decoy: float = -1.0) -> tuple[VerifyOutcome, list[str]]:

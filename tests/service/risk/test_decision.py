@@ -13,7 +13,7 @@ from models.risk.calibration import Calibration, fpir_from_fmr
 from models.runtime.network import Float
 from service.domain.gallery import SubjectFaces
 from service.domain.outcomes import RiskTarget
-from service.risk.decision import compare_faces, compare_with_subject, decide, decide_pair
+from service.risk.decision import compare_with_subject, decide, decide_pair
 from service.risk.threshold import (
     Candidate,
     ImpostorRisk,
@@ -121,11 +121,3 @@ def test_who_has_more_templates_than_the_galleries_strangers_met_is_judged_by_mo
     assert found.model is not None
     assert found.model.source == "both"
     assert found.model.comparisons_per_subject == max(1, 5 / usual)
-
-
-def test_two_faces_by_the_pack(rng: np.random.Generator, of_pack: ImpostorRisk) -> None:
-    (face,) = units(rng, 1)
-    found = compare_faces(face, face * 1.000001, of_pack)
-    assert found.similarity == pytest.approx(1)
-    assert found.similarity <= 1
-    assert found.model == of_pack
