@@ -13,7 +13,7 @@ from tests.conftest import jpeg
 
 
 def test_the_crop_of_a_subject_is_that_of_its_best_template(
-    kith: Kith, gallery: str, astronaut: NDArray[np.uint8]
+    kith: Kith, gallery: str, astronaut: NDArray[np.uint8], group: NDArray[np.uint8]
 ) -> None:
     kith.update_gallery(gallery, keep_crops=True)
     dark = (astronaut * 0.4).astype(np.uint8)
@@ -27,6 +27,8 @@ def test_the_crop_of_a_subject_is_that_of_its_best_template(
     kith.delete_subject(gallery, "ada")
     assert kith.crops(gallery, [{"subject": "ada"}]) == [None]
     assert len(list(kith.audit(gallery, event="crop_read"))) == 1, "nothing was shown of the erased one"
+    kith.enroll(gallery, "ada", jpeg(group[:, ::-1]), face="largest", allow_low_quality=True)
+    assert kith.crops(gallery, [{"subject": "ada"}]) != [None], "the main face is the fifth that was found"
 
 
 def test_many_crops_are_read_at_once_with_one_audit_line(
