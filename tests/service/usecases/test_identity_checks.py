@@ -72,3 +72,4 @@ def test_enrollments_at_once_are_checked_against_each_other(urls: list[str], rng
         # A retry does not conflict with its first attempt.
         repeated = at_once(lambda n: kiths[n].enroll("repeated", "ada", **new, idempotency_key="k"))
         assert (repeated, kiths[0].gallery("repeated").template_count) == ({"enrolled": AT_ONCE}, 1)
+        assert kiths[0].enroll("repeated", "ada", **new, idempotency_key="k").enrolled_count == 1
