@@ -84,12 +84,12 @@ def test_youtube_faces_by_the_command(
     people: list[list[Path]], tmp_path: Path, videos: VideoEmbedder, evaluate: Evaluate
 ) -> None:
     rows = write_ytf(tmp_path / "ytf", people)
-    own, other = (read_rgb(photos[0]) for photos in people[:2])
-    beside = cv2.resize(other, None, fx=1.5, fy=1.5)[60:310, 60:310]
-    crowd = tmp_path / "ytf" / "aligned_images_DB" / "P0" / "0" / "aligned_detect_0.9.jpg"  # whose middle counts
-    crowd.unlink()
-    cv2.imwrite(str(crowd), np.concatenate([beside, own, beside], 1)[..., ::-1])
-    people[0][0] = crowd
+    first = [read_rgb(photos[0]) for photos in people]
+    for i, own in enumerate(first):  # between two larger faces, in the middle
+        beside = cv2.resize(first[i - 1], None, fx=1.5, fy=1.5)[60:310, 60:310]
+        people[i][0] = tmp_path / "ytf" / "aligned_images_DB" / f"P{i}" / "0" / "aligned_detect_0.9.jpg"
+        people[i][0].unlink()
+        cv2.imwrite(str(people[i][0]), np.concatenate([beside, own, beside], 1)[..., ::-1])
 
     def by_pixels(crops: NDArray[np.uint8]) -> NDArray[np.float32]:
         return l2_normalize(crops[:, ::16, ::16].reshape(len(crops), -1) - np.float32(128))

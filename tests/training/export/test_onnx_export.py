@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
+from models.pack.manifest import ModelPack
+from models.runtime.onnx_files import restore_fp32_weights
 from models.runtime.onnx_runtime import OnnxNetwork
 from training.backbones import build_backbone
 from training.backbones.iresnet import ThinIResNet
@@ -35,6 +38,17 @@ def test_an_export_agrees_with_torch_and_is_small(tmp_path: Path, name: Backbone
     with torch.no_grad():
         expected = backbone.eval()(crops).numpy()
     assert np.abs(network.run(crops.numpy())[0] - expected).max() < 0.02 * np.abs(expected).max()
+
+
+def test_restored_fp32_weights_give_equal_results(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+    restore_fp32_weights(pack.recognition.path, tmp_path / "wide.onnx")
+    graph = onnx.load(str(tmp_path / "wide.onnx")).graph
+    assert {tensor.data_type for tensor in graph.initializer} & {onnx.TensorProto.FLOAT16} == set()
+    assert "Cast" not in {node.op_type for node in graph.node}
+    assert (tmp_path / "wide.onnx").stat().st_size > 1.8 * pack.recognition.path.stat().st_size
+    crops = rng.normal(size=(3, 3, 112, 112)).astype(np.float32)
+    fp16_weights, wide = (OnnxNetwork(path).run(crops)[0] for path in (pack.recognition.path, tmp_path / "wide.onnx"))
+    assert wide == pytest.approx(fp16_weights, abs=1e-5)
 
 
 def test_a_parity_error_leaves_no_file(
