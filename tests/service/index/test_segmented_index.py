@@ -257,6 +257,10 @@ def test_recall_is_measured_again_when_others_have_come(rng: np.random.Generator
     index.load(Rows(np.arange(size), first), 9)  # other content has codes of its own
     background.run()
     assert trained.count == trainings + 1
+    # A gallery that shrinks forgets the depth, which is measured anew when it grows again.
+    index.apply([batch([], np.empty((0, dimension), np.float32), 10, list(range(999, size)))])
+    background.run()
+    assert (index.kind, index.view.depth, len(index.view)) == ("exact", None, 999)
 
 
 def test_the_depth_finds_runners_up(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
