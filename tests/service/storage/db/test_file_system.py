@@ -7,6 +7,7 @@ import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -82,6 +83,19 @@ def test_a_database_that_another_process_writes_is_busy(tmp_path: Path, monkeypa
         with pytest.raises(StorageBusyError, match="database is locked"):
             open_database(url)
     open_database(url).close()
+
+
+def test_a_start_waits_for_a_concurrent_creation_of_the_database(tmp_path: Path) -> None:
+    # SQLite reports busy at once, without its timeout, to a process that changes the mode of a file while another
+    # writes to it before WAL mode.
+    file = tmp_path / "kith.db"
+    with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        done = Timer(0.3, lambda: other.execute("COMMIT"))
+        done.start()
+        open_database(f"sqlite:///{file}").close()
+        done.join()
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_a_folder_that_cannot_be_locked_gets_no_master_key(tmp_path: Path) -> None:
