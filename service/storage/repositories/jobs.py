@@ -190,7 +190,7 @@ class JobStore:
             query = query.where(job_items.c.failed)
         with self._database.read() as connection:
             rows = connection.execute(query).all()
-        told = (_NAMELESS if row.sealed is None else job.seal.open_json(row.sealed, ITEM) for row in rows)
+            told = [_NAMELESS if row.sealed is None else job.seal.open_json(row.sealed, ITEM) for row in rows]
         return [JobItem(pk=row.pk, at=row.at, **about) for row, about in zip(rows, told, strict=True)]
 
     def done(self, job: Job) -> DoneItems:
