@@ -1,4 +1,4 @@
-"""Figures of benchmarks: medians of rounds with their spread, and rates."""
+"""Figures of benchmarks: medians of rounds with their spread, rates, and goals that are met or missed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 
 import pytest
 
+from bench.accuracy import markdown
 from bench.load import ProcessFigures, Tally
 from bench.machine import commit, machine
 from bench.serving import (
@@ -60,3 +61,13 @@ def test_the_readme_has_the_table() -> None:
     document = json.loads(RESULT.read_text())
     assert quoted(document) in PAGE.read_text()
     assert RESULT.with_suffix(".md").read_text() == report(document)
+
+
+def test_goals_are_judged_against_the_figures() -> None:
+    table = markdown({"ours": {"lfw_central_faces": {"photos": 1000, "found": 0.9995, "median_landmark_error": 0.05}}})
+    for name, judged in (
+        ("LFW central face found", ">= 99.9 %: met"),
+        ("LFW median landmark error", "<= 4 %: missed"),
+        ("WIDER val recall at precision 95 %", ">= 90 %: not measured"),
+    ):
+        assert [line for line in table.splitlines() if name in line and line.endswith(f"| {judged} |")], name
