@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class _Log:
-    """File whose lines are logged."""
+    """Stream that writes each line to the log."""
 
     def write(self, text: str) -> None:
         if text.strip():
@@ -32,8 +32,8 @@ class _Log:
 
 
 def _line(items: Iterable[T] | None = None, **options: Any) -> tqdm[T]:
-    """Return a bar whose times are those of the mean speed since the start: the load of the moment changes it
-    little."""
+    """Return a progress bar. Its remaining time follows the mean speed since the start, which a short load hardly
+    changes."""
     if not sys.stderr.isatty():
         options |= {"file": _Log(), "mininterval": LOG_INTERVAL_S, "miniters": 1}
     return tqdm(items, smoothing=0, **options)

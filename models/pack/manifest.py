@@ -54,7 +54,7 @@ TASKS: Final[Mapping[str, tuple[Any, Mapping[str, Any]]]] = {
 }
 """Spec and defaults of each task, as in InsightFace and ``insightface.addons.liveness``."""
 NETWORK_SUFFIXES: Final = {"recognition": (".onnx", IR_SUFFIX)}
-"""Suffixes of networks of tasks other than ONNX files."""
+"""Suffixes of a task's network file, by task; a task that is not listed has ONNX files only."""
 FaceSize = Annotated[Number, Field(ge=1, le=MAX_FACE_SIZES)]
 FaceSizes = Annotated[tuple[FaceSize, ...], Field(min_length=1, max_length=MAX_LIVENESS_CROPS)]
 Points = Annotated[tuple[tuple[Number, Number], ...], Field(min_length=LANDMARK_COUNT, max_length=LANDMARK_COUNT)]
@@ -196,7 +196,7 @@ def load_liveness(directory: Path) -> LivenessSpec:
 
 
 def _read_task(directory: Path, document: Mapping[str, Any], task: str) -> Any:
-    """Return the spec of a task of a manifest; None if a task that may miss does."""
+    """Return the spec of a task of a manifest; None if the task is optional and missing."""
     (kind, defaults), name = TASKS[task], f"tasks.{task}"
     given = checked(dict[str, dict[str, Any] | None], document.get("tasks"), "tasks").get(task)
     if given is None:
@@ -219,7 +219,10 @@ def _read_task(directory: Path, document: Mapping[str, Any], task: str) -> Any:
 def _crops(
     fields: Mapping[str, Any], name: str, default: Alignment, face_sizes: tuple[float, ...] | None = None
 ) -> Alignment | BoxCrops:
-    """Return the geometry of a task's crops. Without a template, another size than the default's has the standard."""
+    """Return the geometry of a task's crops.
+
+    A manifest without a template has that of ``default``, or for crops of another size the standard template.
+    """
     columns = 1 if face_sizes is None else len(face_sizes)
     size = checked(InputSize | None, fields.get("input_size"), f"{name}.input_size")
     if size is not None and size[0] != columns * size[1]:

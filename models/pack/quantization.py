@@ -44,7 +44,7 @@ MAX_LANDMARK_SHIFT: Final = 0.05
 """Largest 95th percentile of the landmarks' movement, in eye distances."""
 MAX_FACES_LOST: Final = 0.01
 SEARCH_SAMPLES: Final = 48
-"""Crops or photos that measure a choice of layers."""
+"""Number of crops, or of photos, on which each choice of layers is measured."""
 EMBED_ROWS: Final = 64
 BATCH_ROWS: Final = 16
 Measured = dict[str, Any]

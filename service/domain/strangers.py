@@ -54,5 +54,9 @@ class Nearest:
 
 
 Recalled = Literal["new", "unclear", "met", "diverse"]
-"""What a face is: it resembles no stranger, and founds one; it is between the thresholds, and founds none, so that one
-person in front of a camera does not become many; it is of the nearest one, also as a further template of it."""
+"""What a face is.
+
+new: it resembles no stranger, and founds one. unclear: it is between the thresholds, and founds none, so that one
+person in front of a camera does not become many. met: it is of the nearest stranger. diverse: also, and so unlike the
+stranger's templates that it becomes one.
+"""

@@ -123,7 +123,7 @@ class GallerySearch:
                 return await self._threads.run(search)
             if small:
                 return search()
-            model = self._risks.current(gallery)  # which may be in the cache no more afterwards
+            model = self._risks.current(gallery)  # it may be evicted during the search
             hits, subjects = await follower.joint.run(self._threads, follower.search, probes, depth)
             return self._decide(gallery, model, hits, subjects, target, k)
 

@@ -76,7 +76,7 @@ class ErasureStore:
 
 
 def key_name(seal: Seal, may_be_lost: bool = False) -> str:
-    """Return a name of a gallery's data key, the same after a restore; "" for one that may be lost, and is.
+    """Return a name of a gallery's data key, which is the same after a restore; "" if it is lost and ``may_be_lost``.
 
     Raises MasterKeyError: it is lost, and a restore could not repeat the erasure.
     """
